@@ -34,21 +34,22 @@ class GatheringProduct:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCount:
-    """Of the products of one size, the first so many keep something."""
+    """Of the products of one size, the last so many keep something."""
 
     inputs: int = 0
     weights: int = 0
 
-    def of(self, number: int) -> Kept:
-        """What product `number`, counted from 0, keeps."""
-        keeps_input, keeps_weight = number < self.inputs, number < self.weights
+    def of(self, number: int, products: int) -> Kept:
+        """What product `number` of so many, counted from 0, keeps."""
+        behind = products - number
+        keeps_input, keeps_weight = behind <= self.inputs, behind <= self.weights
         if keeps_input == keeps_weight:
             return keeps_input
         return "input" if keeps_input else "weight"
 
     def runs(self, number: int) -> Iterator[tuple[Kept, int]]:
         """What the products keep, of `number` of them, with how many keep it."""
-        for kept, products in groupby(map(self.of, range(number))):
+        for kept, products in groupby(self.of(place, number) for place in range(number)):
             yield kept, sum(1 for _ in products)
 
 
@@ -87,8 +88,9 @@ def choose_kept(
     budget: int,
     weight_group_bytes: int | None = None,
 ) -> KeptChoice:
-    """Of all gathered operands those that spare most for a byte, then the smallest, then the first in the model, as
-    long as they fit.
+    """Of all gathered operands those that spare most for a byte, then the smallest, then the last in the model, as
+    long as they fit. The memory of a step is fullest where its backward pass begins: what the first layers gather again
+    is gathered when the last ones have let go of theirs.
 
     Args:
         rows: of a plane, M over the planes, rounded up.
@@ -106,7 +108,7 @@ def choose_kept(
         size, members = alike[0].bytes, alike[0].members
         found = sum(len(products[each.products[0]].places) for each in alike)
         taken = min(found, (budget - held) // size)
-        for operand, count in _first(taken, found, alike, products):
+        for operand, count in _last(taken, found, alike, products):
             for product in operand.products:
                 (weights if operand.is_weight else inputs)[product] += count
         held += taken * size
@@ -153,16 +155,16 @@ def _together(
     return [each for each in operands if each not in mine] + [one]
 
 
-def _first(
+def _last(
     taken: int, found: int, alike: Sequence[_Operand], products: Sequence[GatheringProduct]
 ) -> Iterator[tuple[_Operand, int]]:
-    """Of operands of one size the first `taken` in the model, and how many of each."""
+    """Of operands of one size the last `taken` in the model, and how many of each."""
     if taken == found:
         for each in alike:
             yield each, len(products[each.products[0]].places)
         return
     order = sorted(
-        (place, each.is_weight, number)
+        (-place, each.is_weight, number)
         for number, each in enumerate(alike)
         for place in products[each.products[0]].places
     )

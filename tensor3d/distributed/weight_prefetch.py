@@ -6,7 +6,8 @@ down, and in the next one the weight that followed is gathered before it is aske
 layer's, in the backward pass that of the layer before. Where another is asked for, that gather was in vain, no more are
 issued ahead in this pass, and its order is the one that counts from then on: that is correct, only slower. The first
 pass has nothing to go by and gathers nothing ahead. A lookup for which no weight travels has its place in the order all
-the same, since what follows it must not be gathered before it.
+the same, since what follows it must not be gathered before it, and so has a product whose weight was kept: what is
+gathered long before its use fills memory.
 
 What is gathered ahead was read from the weight at that moment, and edits in place are not always seen: `.data` and the
 operators of foreach and fused optimisers leave the counters of a DTensor as they are. So nothing is gathered ahead
@@ -71,8 +72,9 @@ class _WeightUse:
     follows: bool
     """Whether it works on what others have computed in the same direction."""
     gathers: bool
-    """False: a lookup for which no weight travels (layers/embedding.py). It has its place in the order all the same:
-    what comes after it follows on it and may not be gathered before it."""
+    """False: a lookup for which no weight travels (layers/embedding.py), or a product in backward whose weight was
+    kept. It has its place in the order all the same: what comes after it follows on it and may not be gathered before
+    it."""
 
     @property
     def is_backward(self) -> bool:
@@ -95,7 +97,6 @@ class WeightPrefetcher:
         self._order: list[_WeightUse] = []
         self._now: list[_WeightUse] = []
         self._astray = False
-        self._kept_in_backward = False
         self._on_the_way: _InFlight | None = None
         self.used, self.dropped = 0, 0
         """Gathers ahead of their use that were used, and those that were in vain."""
@@ -159,16 +160,17 @@ class WeightPrefetcher:
         if place < len(self._order) and self._order[place].key != key:
             self._astray = True
         if backward:
-            following = self._kept_in_backward or (bool(self._now) and self._now[-1].is_backward)
+            following = bool(self._now) and self._now[-1].is_backward
         self._now.append(
             _WeightUse(key=key, weights=weights, rows=rows, dtype=dtype, follows=following, gathers=gathers)
         )
         return key
 
-    def pass_kept(self) -> None:
-        """A product of a backward pass uses a weight that was kept gathered: all that come after it in the pass work on
-        its results, though it gathers nothing itself."""
-        self._kept_in_backward = True
+    def pass_kept(self, weight: nn.Parameter, rows: Axis, dtype: torch.dtype) -> None:
+        """A product of a backward pass uses a weight that was kept gathered. It has its place in the order, too: what
+        comes after it works on its results, and is not gathered until it is its turn, to lie in memory no earlier."""
+        self._note([weight], "product", [rows], dtype, following=True, gathers=False)
+        self._drop()
 
     def go_on(self, local: Local, start: Start) -> None:
         """Issues the gather that came next at this place of the pass before, by `start`."""
@@ -186,14 +188,12 @@ class WeightPrefetcher:
         """A backward pass has ended, and with it an order."""
         self._drop()
         self._order, self._now, self._astray = self._now, [], False
-        self._kept_in_backward = False
 
     def forget(self) -> None:
         """Lets go of all weights: for a model that is given up while its cube lives on. On all ranks alike. The next
         pass is a first one."""
         self._drop()
         self._order, self._now, self._astray = [], [], False
-        self._kept_in_backward = False
 
     def _drop(self) -> None:
         ahead, self._on_the_way = self._on_the_way, None

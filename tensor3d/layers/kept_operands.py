@@ -42,8 +42,9 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
     """Sets `reshard_after_forward` of every `Linear3D` in `model` so that what they keep fits in `budget` bytes.
 
     Input and weight of every product are looked at alone, but for weights that travel together; taken are those that
-    spare most for a byte, then the smallest. It goes by sizes that all ranks know, so all choose alike. Losses and
-    gradients are the same bits in any case.
+    spare most for a byte, then the smallest, then the last in the model: where backward begins, memory is fullest, and
+    the first layers gather again when the last ones have let go of theirs. It goes by sizes that all ranks know, so all
+    choose alike. Losses and gradients are the same bits in any case.
 
     Left as they are: layers made with "input" or "weight", as those of heads are (`kept_for_heads`), and blocks with
     recompute="layer", whose products run again in backward.
@@ -84,12 +85,12 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
     ]
     chosen = choose_kept(products, cube.shape, -(-tokens // cube.shape.planes), budget, cube.speed.weight_group_bytes)
     for layer, count in zip(layers.values(), chosen.counts, strict=True):
-        layer.reshard_after_forward = _RESHARD[count.of(0)]
+        layer.reshard_after_forward = _RESHARD[count.of(0, 1)]
     return KeptOperands(
         kept={
             name: layer.reshard_after_forward
             for (name, layer), count in zip(layers.items(), chosen.counts, strict=True)
-            if count.of(0)
+            if count.of(0, 1)
         },
         held_bytes=chosen.held_bytes,
         spared_bytes=chosen.spared_bytes,

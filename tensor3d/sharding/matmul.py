@@ -164,7 +164,7 @@ class _Product(Function):
         gathering_w = gathering_a = None
         keeps_w = ctx.keeps_w and has_storage(saved_w)  # which a backward pass before, of the same graph, has freed
         if needs_da and keeps_w:
-            pass_gathered_weight(cube)
+            pass_gathered_weight(weight, cube, rows, dc.dtype)
         elif needs_da:
             gathering_w = ctx.source.gather_again(dc.dtype)
         if needs_dw and not ctx.keeps_a:

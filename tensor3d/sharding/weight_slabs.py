@@ -123,10 +123,10 @@ def get_gathered_weight(
     return _gathered([weight], [rows], cube, dtype, kind, position)
 
 
-def pass_gathered_weight(cube: Cube) -> None:
-    """Tells the order that backward multiplies by a weight that was kept: what is next follows on results."""
+def pass_gathered_weight(weight: nn.Parameter, cube: Cube, rows: Axis, dtype: torch.dtype) -> None:
+    """Tells the order that backward multiplies by a weight that was kept."""
     if _works_ahead(cube):
-        cube.ahead.pass_kept()
+        cube.ahead.pass_kept(weight, rows, dtype)
 
 
 def prefetch_next_weight(cube: Cube, *, position: PassPosition = PassPosition.FOLLOWING) -> None:

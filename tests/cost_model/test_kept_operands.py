@@ -27,7 +27,7 @@ def _one_by_one(shape: CubeShape, budget: int) -> tuple[list[KeptCount], int, in
         weight = shape.x * -(-product.n // members // shape.x) * columns * product.element
         for place in product.places:
             for is_weight, of, size in ((0, members, ROWS * columns * product.element), (1, shape.x, weight)):
-                found += [(-of, size, place, is_weight, number)] if of > 1 else []
+                found += [(-of, size, -place, is_weight, number)] if of > 1 else []
     kept, held, spared, calls = [[0, 0] for _ in PRODUCTS], 0, 0, 0
     for members, size, _, is_weight, number in sorted(found):
         if held + size <= budget:
@@ -46,8 +46,8 @@ def test_alike_operands_at_once_are_those_one_by_one(shape: CubeShape) -> None:
     assert chosen.held_bytes == whole
 
 
-def test_the_first_layers_keep_what_there_is_room_for() -> None:
+def test_the_last_layers_keep_what_there_is_room_for() -> None:
     count = KeptCount(inputs=1, weights=3)
-    assert [count.of(number) for number in range(4)] == [True, "weight", "weight", False]
-    assert list(count.runs(5)) == [(True, 1), ("weight", 2), (False, 2)]
-    assert KeptCount(inputs=2).of(1) == "input"
+    assert [count.of(number, 4) for number in range(4)] == [False, "weight", "weight", True]
+    assert list(count.runs(5)) == [(False, 2), ("weight", 2), (True, 1)]
+    assert KeptCount(inputs=2).of(1, 3) == "input"

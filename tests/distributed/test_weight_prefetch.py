@@ -260,6 +260,31 @@ def test_nothing_is_gathered_ahead_of_a_lookup_before_it() -> None:
     assert run_ranks(2, _edited_before_a_lookup_both) == [True, True]
 
 
+def _gathers_beside_kept_weights() -> list[list[int]]:
+    """Of each pass, how many weights were gathered in its backward when each layer, from the last, had its gradient."""
+    cube = Cube(2, 1, 1)
+    layers = [Linear3D(8, 8, cube, face) for face in ("z", "y", "z", "y")]
+    for layer in layers[1:]:
+        layer.reshard_after_forward = "input"
+    passes = []
+    for _ in range(3):
+        x, found = torch.randn(4, 8, requires_grad=True), []
+        seen = lambda gradient: found.append(count.calls["x", "all-gather"])  # noqa: B023, E731
+        hidden = [x]
+        for layer in layers:
+            hidden[-1].register_hook(seen)
+            hidden.append(layer(hidden[-1]))
+        with cube.traffic.counting() as count:
+            hidden[-1].sum().backward()
+        passes.append(found)
+    return passes
+
+
+def test_nothing_is_gathered_while_kept_weights_have_their_turn() -> None:
+    """It would lie beside them. One layer before its use, under the last product with a kept weight, it is."""
+    assert run_ranks(2, _gathers_beside_kept_weights) == [[[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 1, 1]]] * 2
+
+
 def _left_behind() -> list[tuple[int, ...]]:
     """What is alive of a model that is gone, and what is on its way after a pass; before and after `forget`."""
     cube = Cube(2, 1, 1)

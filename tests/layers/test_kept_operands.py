@@ -78,8 +78,8 @@ def test_it_spares_what_it_says_within_the_budget(shape: Shape, compute: torch.d
         assert 0 < len(found[2]["kept"]) <= len(found[3]["kept"])
     if shape == (2, 2, 1, 1) and compute is None:
         # Weights of 2,112 bytes come before inputs of 2,304. "down" has its input from one member alone.
-        assert [each["kept"].get("0.up") for each in on_ranks[0]] == [None, "input", "input", False]
-        assert [each["kept"].get("2.down") for each in on_ranks[0]] == [None, None, None, "input"]
+        assert [each["kept"].get("0.up") for each in on_ranks[0]] == [None, None, None, False]
+        assert [each["kept"].get("2.down") for each in on_ranks[0]] == [None, "input", "input", "input"]
 
 
 def test_what_is_computed_again_is_left_as_it_is() -> None:

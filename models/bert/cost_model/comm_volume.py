@@ -175,10 +175,10 @@ def _layers(
     """Layers with as many norms that keep the same send the same: a planner asks thousands of times for models of a
     hundred layers."""
     kinds: Counter[tuple[int, tuple[Kept, ...], int | None]] = Counter(
-        (layer_norms(config, number), kept.of_layer(number), None) for number in range(config.layers - 1)
+        (layer_norms(config, number), kept.of_layer(number, config.layers), None) for number in range(config.layers - 1)
     )
     last = config.layers - 1
-    kinds[layer_norms(config, last), kept.of_layer(last), read] += 1
+    kinds[layer_norms(config, last), kept.of_layer(last, config.layers), read] += 1
     total: Bytes = Counter()
     for (norms, of_products, chosen), layers in kinds.items():
         one = transformer_layer(

@@ -17,7 +17,7 @@ class KeptProducts:
     """What each product of the model keeps."""
 
     layers: tuple[KeptCount, ...]
-    """Of QKV, output, up and down: how many layers, the first ones, keep an operand."""
+    """Of QKV, output, up and down: how many layers, the last ones, keep an operand."""
     projection: Kept = False
     """Of narrower embeddings."""
     dense: Kept = "weight"
@@ -26,9 +26,9 @@ class KeptProducts:
     held_bytes: int = 0
     """Of what a budget has let stay, were all products of all rows."""
 
-    def of_layer(self, number: int) -> tuple[Kept, ...]:
-        """QKV, output, up and down."""
-        return tuple(count.of(number) for count in self.layers)
+    def of_layer(self, number: int, layers: int) -> tuple[Kept, ...]:
+        """QKV, output, up and down of layer `number`, of so many."""
+        return tuple(count.of(number, layers) for count in self.layers)
 
 
 def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
@@ -70,7 +70,9 @@ def kept_products(
     chosen = choose_kept(list(products.values()), shape, rows, budget, weight_group_bytes)
     counts = dict(zip(products, chosen.counts, strict=True))
     layers = tuple(counts.get(f"layers.{number}", plain[number]) for number in range(4))
-    alone: dict[str, Kept] = {name: counts[name].of(0) for name in ("projection", "dense", "pooler") if name in counts}
+    alone: dict[str, Kept] = {
+        name: counts[name].of(0, 1) for name in ("projection", "dense", "pooler") if name in counts
+    }
     return KeptProducts(layers=layers, held_bytes=chosen.held_bytes, **alone)
 
 

@@ -192,6 +192,15 @@ MUTATIONS = (
         tests=("tests/distributed/test_weight_prefetch.py::test_nothing_is_gathered_ahead_of_a_lookup_before_it",),
     ),
     Mutation(
+        "gather-beside-weights-that-are-kept",
+        "tensor3d/sharding/weight_slabs.py",
+        old="        cube.ahead.pass_kept(weight, rows, dtype)",
+        new="        pass",
+        tests=(
+            "tests/distributed/test_weight_prefetch.py::test_nothing_is_gathered_while_kept_weights_have_their_turn",
+        ),
+    ),
+    Mutation(
         "loss-label-of-the-next-slice",
         "tensor3d/layers/loss.py",
         old="places_in(labels, first, last - first)",

@@ -94,6 +94,13 @@ MUTATIONS = (
         tests=("tests/cost_model/test_kept_operands.py", "tests/layers/test_kept_operands.py"),
     ),
     Mutation(
+        "plan-keeps-the-first-layers",
+        "tensor3d/cost_model/kept_operands.py",
+        old="        (-place, each.is_weight, number)",
+        new="        (place, each.is_weight, number)",
+        tests=("tests/cost_model/test_kept_operands.py", "tests/layers/test_kept_operands.py"),
+    ),
+    Mutation(
         "plan-takes-what-a-count-refuses",
         "tensor3d/cost_model/search.py",
         old="if memory.peak <= box.limit:",

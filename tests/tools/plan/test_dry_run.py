@@ -110,7 +110,8 @@ def test_what_a_budget_keeps_is_known_to_the_byte(shape: CubeShape, changes: dic
         assert formula.peak <= counted.peak
         found.append((formula.saved, counted.saved, counted.peak))
     for formula, saved, peak in found[1:]:
-        assert formula - found[0][0] == saved - found[0][1] >= peak - found[0][2] > 0
+        assert formula - found[0][0] == saved - found[0][1] >= peak - found[0][2] >= 0
+    assert found[2][2] > found[0][2]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from statistics import median_low
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -246,6 +247,7 @@ class OwnName(NamedTuple):
 
 # The same for all. Epsilon is BERT's; PyTorch's own default is another one.
 _LR, _BETAS, _EPS, _DECAY, _MAX_NORM = 1e-4, (0.9, 0.999), 1e-6, 0.01, 1.0
+_PEAKS = 3
 
 
 def _nothing() -> None:
@@ -437,7 +439,8 @@ class RankFacts:
     rest: int
     """Bytes of tensors between two steps: parameters, optimiser state, inputs of a layer, and buckets that stay."""
     peak: int
-    """The most bytes of tensors at once in a step, `rest` among them."""
+    """The most bytes of tensors at once in a step, `rest` among them: the median of so many steps as `_PEAKS` says,
+    since gloo's threads free their buffers when they get to it."""
     resident: int | None
     """Growth of the process from before the model to after the warm-up. Contenders that were made before have left
     it pages to use again."""
@@ -503,7 +506,7 @@ class RivalsTrial(Trial):
             calls=dict(count.calls),
             counted_by_cube=None if own_count is None else own_count.total_bytes,
             rest=rest,
-            peak=rest + peak_on(self._device, contender.step),
+            peak=rest + median_low(peak_on(self._device, contender.step) for _ in range(_PEAKS)),
             resident=resident,
         )
 
