@@ -36,6 +36,13 @@ from torch.utils.hooks import RemovableHandle
 from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, open_group
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
+from tensor3d.distributed.data_shares import (
+    cut_grad,
+    lies_in_share,
+    refuse_unaware_optimizers,
+    share,
+    share_placements,
+)
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot, KeptMemory
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
 from tensor3d.ops.as_type import as_type
@@ -60,6 +67,7 @@ class _PendingGrad:
     gradient: Tensor
     over: Axis
     owned: bool  # whether `gradient` is a tensor of the ledger's own, so that it may be added to in place
+    in_shares: bool = False  # whether `gradient` is this rank's share over data alone
 
     def add(self, gradient: Tensor) -> None:
         self.gradient = self.gradient.add_(gradient) if self.owned else self.gradient + gradient
@@ -68,6 +76,12 @@ class _PendingGrad:
     def put_into(self, buckets: GradBuckets, number: Number) -> None:
         """From here on it is what is summed there."""
         self.gradient, self.owned = buckets.put(number, self.gradient, owned=self.owned), True
+        self.in_shares = buckets.plan.slots[number].rows is not None
+
+    def take_back(self, buckets: GradBuckets, number: Number) -> None:
+        """Out of buckets of which nothing has left."""
+        if self.in_shares:
+            self.gradient, self.owned, self.in_shares = buckets.take_back(number), False, False
 
 
 class RowSums(CommHandle):
@@ -147,6 +161,7 @@ class GradReducer:
     ) -> None:
         self._keep_buckets = keep_buckets  # None: unless memory is scarce
         self._spares = False
+        self._shares = False
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
         self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
@@ -173,6 +188,8 @@ class GradReducer:
         self._relatives, self._hooks, self._guard = WeakSet([self]), {}, None
         self._passes, self._early = {}, _EarlySums()
         self._guard_steps()
+        if self._shares:
+            refuse_unaware_optimizers(self)
 
     def accumulate_grad(self, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis) -> None:
         """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
@@ -304,6 +321,27 @@ class GradReducer:
             if not ledger.keeps_buckets:
                 ledger.free_buckets()
 
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether sums over `data` are shared out."""
+        return self._shares
+
+    def shard_gradients(self) -> None:
+        """From here on, of a gradient that is summed over `data` alone, each rank along it gets the sum of its share
+        alone (distributed/data_shares.py), and `.grad` is that: ZeRO stage 2. Told by optimisers that step shares, on
+        every rank alike. Others refuse to step on such gradients.
+
+        Raises:
+            ValueError: within a backward pass, or gradients are held back.
+        """
+        if backward_pass() != -1:
+            raise ValueError('shard_over_data="gradients" cannot begin within a backward pass. Choose it before one.')
+        self.check_nothing_held()
+        for ledger in self._relatives:
+            if not ledger._shares:
+                ledger._shares, ledger._early = True, _EarlySums()
+                refuse_unaware_optimizers(ledger)
+
     def free_buckets(self) -> None:
         """Lets go of memory that was kept for gradients; the next pass takes it anew."""
         self._early.memory.forget()
@@ -326,6 +364,9 @@ class GradReducer:
         """One for a cube of the same processes that computes in other types."""
         relative = GradReducer(precision, self._relatives, at_end, self.agreement, keep_buckets)
         relative._spares = self._spares
+        if self._shares:
+            relative._shares = True
+            refuse_unaware_optimizers(relative)
         return relative
 
     def discard(self) -> None:
@@ -420,11 +461,12 @@ class GradReducer:
             unsummed=list(unsummed.values()),
             record=record,
             is_new=not current.inner and early.is_new(record),
+            shares=self._shares,
         )
         summed, agreed = self.agreement.completed(own, self._precision)
         if agreed is not None:
             axes = {entry.over.name: entry.over for entry in summed.values()}
-            slots = [_slot(number, summed[number], uses) for number, uses in agreed]
+            slots = [_slot(number, summed[number], self._shares, uses) for number, uses in agreed]
             early.plan, early.agreed = BucketPlan(slots, axes, self._precision), record
         return arrived + list(summed.values())
 
@@ -530,9 +572,11 @@ def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tens
         entry.add(gradient)
 
 
-def _slot(number: Number, entry: _PendingGrad, uses: int = 0) -> GradSlot:
-    gradient = entry.gradient
-    return GradSlot(number, entry.over.name, gradient.dtype, gradient.device.type, gradient.numel(), uses)
+def _slot(number: Number, entry: _PendingGrad, shares: bool, uses: int = 0) -> GradSlot:
+    gradient, block = entry.gradient, _local(entry.parameter)
+    shared = shares and entry.over.name == "data" and lies_in_share(entry.parameter, entry.over)
+    rows = block.shape[0] if shared else None
+    return GradSlot(number, entry.over.name, gradient.dtype, gradient.device.type, block.numel(), uses, rows)
 
 
 # --- Ranks that use different parameters ------------------------------------------------------------------------------
@@ -566,6 +610,8 @@ class OwnUses:
     record: Record
     is_new: bool
     """Whether the ranks are to make a plan of the record."""
+    shares: bool
+    """Whether sums over data are shared out."""
 
 
 class _Told(NamedTuple):
@@ -576,6 +622,7 @@ class _Told(NamedTuple):
     """Whether a bucket has left."""
     is_new: bool
     record: Record
+    shares: bool
 
 
 class UseAgreement:
@@ -637,14 +684,21 @@ class UseAgreement:
         parameters = self._by_number(own.unsummed, lambda parameter: parameter)
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
-        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record)
+        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record, own.shares)
         known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
-        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record))), self._everyone)
+        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record, own.shares))), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
+        if len({each.shares for each in by_rank}) > 1:
+            raise ValueError(
+                f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "
+                'with shard_over_data="gradients". Make it on every rank before the first backward pass.'
+            )
         if buckets is not None and any(each.has_sent for each in by_rank):
             buckets.finish()
         else:
             for number, entry in sent.items():
+                if buckets is not None:
+                    entry.take_back(buckets, number)
                 if number in entries:
                     entry.add(entries[number].gradient)
             entries, sent, buckets = entries | sent, {}, None
@@ -655,7 +709,7 @@ class UseAgreement:
         if fresh and not self._is_dry:
             self._compared |= fresh.keys()
             self._check_copies_of([fresh[number] for number in sorted(fresh)])
-        _sum_over_ranks(entries, precision)
+        _sum_over_ranks(entries, precision, own.shares)
         for number, entry in sent.items():
             if number in entries:
                 entry.add(entries[number].gradient)
@@ -736,8 +790,10 @@ class UseAgreement:
                 entries[number] = _PendingGrad(parameter=parameter, gradient=zeros, over=axis, owned=True)
             if use.early and number not in sent:
                 assert buckets is not None, "what nobody has sent is late"
-                sums = buckets.unused[number].view(_local(parameter).shape)
-                sent[number] = _PendingGrad(parameter=parameter, gradient=sums, over=axis, owned=True)
+                shared = buckets.plan.slots[number].rows is not None
+                block = _local(parameter)
+                sums = buckets.unused[number].view((share(block, axis) if shared else block).shape)
+                sent[number] = _PendingGrad(parameter=parameter, gradient=sums, over=axis, owned=True, in_shares=shared)
 
     def _may_differ(self, number: Number, used: list[bool], by_rank: Sequence[dict[Number, _Use]]) -> bool:
         """Whether the ranks that have used it differ from the others along the axes of its sum alone. Along others they
@@ -784,9 +840,9 @@ def _listed(ranks: Sequence[int]) -> str:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
-def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrecisionPolicy) -> None:
+def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrecisionPolicy, shares: bool) -> None:
     """Sums each entry over its ranks: all buckets in flight at once, in the same order on every rank."""
-    slots = [_slot(number, entries[number]) for number in sorted(entries)]
+    slots = [_slot(number, entries[number], shares) for number in sorted(entries)]
     axes = {entry.over.name: entry.over for entry in entries.values()}
     plan = BucketPlan(slots, axes, precision)
     buckets = GradBuckets(plan)
@@ -839,21 +895,29 @@ def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
     hooks = list((parameter._backward_hooks or {}).values())
     if hooks:
         other = held.by_autograd if held is not None else None
-        gradient = _as_parameter(entry.gradient if other is None else entry.gradient + _local(other), parameter)
+        beside = None if other is None else _local(other)
+        if beside is not None and entry.in_shares:
+            beside = share(beside, entry.over)
+        gradient = _as_grad(entry, entry.gradient if beside is None else entry.gradient + beside)
+        lies = gradient.placements if isinstance(gradient, DTensor) else None
         for hook in hooks:
             changed = hook(gradient)
             gradient = gradient if changed is None else changed
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            gradient = gradient.redistribute(placements=parameter.placements)
-        entry.gradient = _local(gradient) if other is None else _local(gradient) - _local(other)
+        if isinstance(gradient, DTensor) and lies is not None:
+            gradient = gradient.redistribute(placements=lies)
+        entry.gradient = _local(gradient) if beside is None else _local(gradient) - beside
         entry.owned = False
-    _add_to_grad(entry)
+    _add_to_grads([entry])
     for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
         hook(parameter)
 
 
-def _as_parameter(block: Tensor, parameter: nn.Parameter) -> Tensor:
-    return as_dtensor(block, like=parameter) if isinstance(parameter, DTensor) else block
+def _as_grad(entry: _PendingGrad, block: Tensor) -> Tensor:
+    """As the parameter lies, or as its shares over data do."""
+    parameter = entry.parameter
+    if not isinstance(parameter, DTensor):
+        return block
+    return as_dtensor(block, parameter, share_placements(parameter) if entry.in_shares else None)
 
 
 def _is_watched(parameter: nn.Parameter) -> bool:
@@ -861,9 +925,11 @@ def _is_watched(parameter: nn.Parameter) -> bool:
 
 
 def _add_to_grads(entries: Sequence[_PendingGrad]) -> None:
-    """What has come of parameters without hooks: sums in one operator for all, where a device would be told each."""
+    """What has come, to what is there: sums in one operator for all, where a device would be told each."""
     sums, more = [], []
     for entry in entries:
+        if entry.in_shares:  # of whole ones, by autograd or from before
+            cut_grad(entry.parameter, entry.over)
         if (there := entry.parameter.grad) is None:
             _put_grad(entry)
         else:
@@ -873,18 +939,10 @@ def _add_to_grads(entries: Sequence[_PendingGrad]) -> None:
         torch._foreach_add_(sums, more)
 
 
-def _add_to_grad(entry: _PendingGrad) -> None:
-    if entry.parameter.grad is None:
-        _put_grad(entry)
-    else:
-        _local(entry.parameter.grad).add_(entry.gradient)
-
-
 def _put_grad(entry: _PendingGrad) -> None:
     """Where there is none yet."""
-    parameter = entry.parameter
-    gradient = as_type(entry.gradient, parameter.dtype)
+    gradient = as_type(entry.gradient, entry.parameter.dtype)
     if not entry.owned:
         # Autograd may still own this storage; and fused optimisers read `.grad` in the parameter's own order.
         gradient = gradient.clone(memory_format=torch.contiguous_format)
-    parameter.grad = _as_parameter(gradient, parameter)
+    entry.parameter.grad = _as_grad(entry, gradient)

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Literal
 
 from models.bert.config import BertConfig
-from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
-from tensor3d.sharding.param_layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape, chunk_bounds
+from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 
 OptimizerName = Literal["adamw", "lamb", "stable_adamw"]
 _NEXT_SENTENCE = 2  # classes

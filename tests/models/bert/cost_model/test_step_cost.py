@@ -16,7 +16,7 @@ from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import CommModel, times
 from tensor3d.cost_model.step_cost import StepOptions
-from tensor3d.sharding.param_layout import chunk_bounds
+from tensor3d.distributed.cube_shape import chunk_bounds
 
 SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
 MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
