@@ -83,9 +83,17 @@ class CommModel:
         buckets = -(-elements // bucket_elements(self.members(axes), self.parameter, elements))
         return Counter(dict.fromkeys(whole, buckets))
 
+    def scattered_in_buckets(self, axis: AxisName, shard: int) -> Bytes:
+        """The ledger's sums of which each member gets its shares alone, `shard` elements: any number of
+        reduce-scatters."""
+        return self._in_buckets(self.moved(axis, "reduce-scatter", shard, self.gradient), axis, shard)
+
     def gathered_in_buckets(self, axis: AxisName, shard: int) -> Bytes:
         """Weights whose shard on each member has `shard` elements, gathered after a step: any number of all-gathers."""
-        whole, members = self.moved(axis, "all-gather", shard, self.parameter), self.size(axis)
+        return self._in_buckets(self.moved(axis, "all-gather", shard, self.parameter), axis, shard)
+
+    def _in_buckets(self, whole: Bytes, axis: AxisName, shard: int) -> Bytes:
+        members = self.size(axis)
         if self.unit == "bytes" or not whole:
             return whole
         buckets = -(-shard // (bucket_elements(members, self.parameter, members * shard) // members))
