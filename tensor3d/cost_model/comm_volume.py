@@ -381,13 +381,15 @@ def transformer_layer(
     return together(parts)
 
 
-def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -> Bytes:
+def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int, *, shares: int | None = None) -> Bytes:
     """The ledger's sums at the end of a backward pass (once a step under accumulation), and before them two numbers of
     8 bytes, by which all ranks know that they have used the same parameters.
 
     Args:
         on_y, on_z: local elements of vectors, tables and narrow heads on each face.
         matrices: local elements of weights, which are copies over data alone.
+        shares: elements of the largest shares over data of what is summed over data alone, where each rank gets the
+            sums of its share alone (ZeRO stage 2).
     """
     # Sums over the same ranks share a bucket: with x = y = z = 1, all three are over data.
     buckets: Counter[tuple[AxisName, ...]] = Counter()
@@ -398,5 +400,8 @@ def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
+    if shares is not None:
+        buckets.pop(("data",), None)
     sent = [wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items()]
+    sent += [wire.scattered_in_buckets("data", shares)] if shares else []
     return together([wire.summed(AXES, 2, 8), *sent])

@@ -68,8 +68,8 @@ MUTATIONS = (
     Mutation(
         "traffic-of-a-step-without-the-norm",
         "models/bert/cost_model/comm_volume.py",
-        old="return together([ledger_traffic(config, wire), *norms,",
-        new="return together([ledger_traffic(config, wire),",
+        old="return together([ledger, *norms,",
+        new="return together([ledger,",
         tests=("tests/models/bert/cost_model/test_comm_volume.py", "tests/models/bert/cost_model/test_step_cost.py"),
     ),
     Mutation(
