@@ -250,15 +250,17 @@ def test_the_printed_command_trains_on_the_pick(
 
 
 def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = re.findall(r"^\| (without|with `.*?`) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 2
+    rows = re.findall(r"^\| (without|with `.*?`) \| (.*) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == 3
     box = ["--model", "large", "--global-batch", "4096", "--cube", "1x1x1", "--data-parallel", "8"]
-    for (_, state, received, calls), more in zip(rows, ([], ["--shard-over-data"]), strict=True):
+    options = [], ["--shard-over-data"], ["--shard-over-data", "gradients"]
+    for (_, gradients, state, received, calls), more in zip(rows, options, strict=True):
         planned(tmp_path, "--gpu", "H100", *box, *more)
         printed = capsys.readouterr().out
-        assert f"optimiser {state}, " in printed
+        assert f"gradients {gradients}, optimiser {state}, " in printed
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
-        assert ("lamb, its state sharded over data" in printed) is bool(more)
+        sharded = ["lamb, its state sharded over data", "lamb, its state and gradients sharded over data"]
+        assert [text in printed for text in sharded] == [len(more) == 1, len(more) == 2]
 
 
 def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
