@@ -65,7 +65,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: full(p).detach().clone() for name, p in model.named_parameters()}
 
 
-@small_buckets()
+@small_buckets(512)
 def _trained(shape: Shape) -> tuple[dict[str, float], bool]:
     torch.set_default_dtype(torch.float64)
     errors = {}
