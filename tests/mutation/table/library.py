@@ -215,8 +215,8 @@ MUTATIONS = (
     Mutation(
         "clip-copies-count",
         "tensor3d/optim/clip_grad.py",
-        old="[owns_for_norm(p, cube, of_all=along is not None) for p in held]",
-        new="[True for p in held]",
+        old="owned = [owns_for_norm(p.grad, cube, of_all=everywhere) for",
+        new="owned = [True for",
         tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),
     Mutation(

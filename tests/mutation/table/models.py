@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         "memory-bound-without-earlier-gradients",
         "models/bert/cost_model/memory.py",
-        old="(gradients if choice.micro_batches > 1 else stay)",
+        old="(weights if choice.micro_batches > 1 else stay)",
         new="stay",
         tests=("tests/models/bert/cost_model/test_memory.py::test_what_is_bought_with_what",),
     ),
