@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class _Missing:
@@ -294,15 +294,20 @@ def fake_process_groups() -> ModuleType:
 # --- Device meshes and DTensor ----------------------------------------------------------------------------------------
 
 
-def as_dtensor(block: Tensor, like: DTensor) -> DTensor:
-    """The DTensor whose local tensor is `block`, laid out as another one. As FSDP2 wraps its gradients: `from_local`
-    builds and checks the specification anew, a fifth of a small step; and `DTensor(...)`, which asks the compiler to
-    look away from an `__init__` that does nothing, takes three times as long as its `__new__`."""
+def as_dtensor(block: Tensor, like: DTensor, placements: tuple[Placement, ...] | None = None) -> DTensor:
+    """The DTensor whose local tensor is `block`, laid out as another one, or with other placements.
+
+    As FSDP2 wraps its gradients: `from_local` builds and checks the specification anew, a fifth of a small step; and
+    `DTensor(...)`, which asks the compiler to look away from an `__init__` that does nothing, takes three times as long
+    as its `__new__`.
+    """
     # DTensor takes over where a block begins in its storage, and a tensor that begins anywhere but at 0 has data of its
     # own for `copy.deepcopy`, which no DTensor has.
     begins = block if block.storage_offset() == 0 else block.new_empty(0)
-    kind = type(like)
-    wrapped = kind.__new__(kind, begins, like._spec, requires_grad=False)
+    kind, spec = type(like), like._spec
+    if placements is not None:
+        spec = type(spec)(spec.mesh, placements, spec.tensor_meta)
+    wrapped = kind.__new__(kind, begins, spec, requires_grad=False)
     wrapped._local_tensor = block
     return wrapped
 

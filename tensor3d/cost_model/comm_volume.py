@@ -83,9 +83,17 @@ class CommModel:
         buckets = -(-elements // bucket_elements(self.members(axes), self.parameter, elements))
         return Counter(dict.fromkeys(whole, buckets))
 
+    def scattered_in_buckets(self, axis: AxisName, shard: int) -> Bytes:
+        """The ledger's sums of which each member gets its shares alone, `shard` elements: any number of
+        reduce-scatters."""
+        return self._in_buckets(self.moved(axis, "reduce-scatter", shard, self.gradient), axis, shard)
+
     def gathered_in_buckets(self, axis: AxisName, shard: int) -> Bytes:
         """Weights whose shard on each member has `shard` elements, gathered after a step: any number of all-gathers."""
-        whole, members = self.moved(axis, "all-gather", shard, self.parameter), self.size(axis)
+        return self._in_buckets(self.moved(axis, "all-gather", shard, self.parameter), axis, shard)
+
+    def _in_buckets(self, whole: Bytes, axis: AxisName, shard: int) -> Bytes:
+        members = self.size(axis)
         if self.unit == "bytes" or not whole:
             return whole
         buckets = -(-shard // (bucket_elements(members, self.parameter, members * shard) // members))
@@ -373,13 +381,15 @@ def transformer_layer(
     return together(parts)
 
 
-def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -> Bytes:
+def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int, *, shares: int | None = None) -> Bytes:
     """The ledger's sums at the end of a backward pass (once a step under accumulation), and before them two numbers of
     8 bytes, by which all ranks know that they have used the same parameters.
 
     Args:
         on_y, on_z: local elements of vectors, tables and narrow heads on each face.
         matrices: local elements of weights, which are copies over data alone.
+        shares: elements of the largest shares over data of what is summed over data alone, where each rank gets the
+            sums of its share alone (ZeRO stage 2).
     """
     # Sums over the same ranks share a bucket: with x = y = z = 1, all three are over data.
     buckets: Counter[tuple[AxisName, ...]] = Counter()
@@ -390,5 +400,8 @@ def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int) -
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements
+    if shares is not None:
+        buckets.pop(("data",), None)
     sent = [wire.summed_in_buckets(axes, elements) for axes, elements in buckets.items()]
+    sent += [wire.scattered_in_buckets("data", shares)] if shares else []
     return together([wire.summed(AXES, 2, 8), *sent])

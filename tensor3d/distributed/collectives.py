@@ -93,6 +93,11 @@ class CommHandle:
             self._result = self._result.to(self._dtype)
         return self._result
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `wait` would find it there, on the device too."""
+        return self._work is None or bool(self._work.is_completed())
+
     def _wait_for(self, work: Any) -> None:
         if self._traffic is None or self._place is None:
             work.wait()
@@ -128,6 +133,10 @@ class _Part(CommHandle):
         self.travels = whole.travels
         self._whole: CommHandle | None = whole
         self._take: Callable[[Tensor], Tensor] | None = take
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._whole is None or self._whole.has_arrived
 
     def wait(self) -> Tensor:
         if self._whole is not None and self._take is not None:

@@ -38,11 +38,11 @@ class ExecutionPolicy:
     keep_buckets: bool | None = None
     """The memory of gradients that are summed over `data` stays from step to step, as DistributedDataParallel's does.
     It saves a CPU the time to clear new pages of as many bytes in every step; for it, they are there in the forward
-    pass, too. Under `no_sync`, where sums of micro-batches lie elsewhere until the last one, nothing stays. None: on a
-    CPU, unless an optimiser of the cube shards its state over `data`. On a GPU, whose allocator
-    keeps memory by itself, it saves nothing. The results are the same bits. A gradient that somebody still holds when
-    the next pass begins keeps its values: that pass takes new memory, and the gradient holds all of the old; hold a
-    clone instead. `cube.ledger.free_buckets()` lets go of it."""
+    pass, too. Under `no_sync`, where sums of micro-batches lie elsewhere until the last one, nothing stays, nor of what
+    lies in shares (`shard_over_data="gradients"`). None: on a CPU, unless an optimiser of the cube shards its state
+    over `data`. On a GPU, whose allocator keeps memory by itself, it saves nothing. The results are the same bits. A
+    gradient that somebody still holds when the next pass begins keeps its values: that pass takes new memory, and the
+    gradient holds all of the old; hold a clone instead. `cube.ledger.free_buckets()` lets go of it."""
     shadow_weights: bool = False
     """Where products are in another type than the parameters (`MixedPrecisionPolicy.compute`, autocast), copies of
     their weights and biases in that type are made once after a change, and used and gathered as they are

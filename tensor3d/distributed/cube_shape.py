@@ -12,7 +12,7 @@ from typing import Literal, get_args
 AxisName = Literal["data", "x", "y", "z"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 # The order of DTensor's placements, in which several axes cut one dim. y and z before x, so that a weight cut by y (or
-# z) and then by x is contiguous; data last, so that it cuts the block that a rank holds (optim/data_shards.py).
+# z) and then by x is contiguous; data last, so that it cuts the block that a rank holds (distributed/data_shares.py).
 MESH_AXES: tuple[AxisName, ...] = ("y", "z", "x", "data")
 
 
@@ -21,6 +21,12 @@ def check_axes(names: Iterable[str]) -> None:
     for name in names:
         if name not in AXES:
             raise ValueError(f"the axes of a cube are {AXES}. Got {name!r}.")
+
+
+def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Where chunk `index` of `parts` starts and ends: ceil(size/parts) each, the last ones shorter or empty."""
+    step = -(-size // parts)
+    return min(index * step, size), min((index + 1) * step, size)
 
 
 @dataclass(frozen=True, kw_only=True)

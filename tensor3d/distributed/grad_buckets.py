@@ -9,11 +9,17 @@ A bucket is the memory of the gradients in it: each is copied to its place and l
 case what has one for itself is summed where it lies; or those of one axis and type lie end to end in memory that stays
 from pass to pass (`KeptMemory`), in which a gradient lies whole wherever buckets are cut. New memory costs a CPU time:
 its system clears every page of it.
+
+Where the ranks share gradients out (ZeRO stage 2, Rajbhandari et al. 2020, arXiv 1910.02054, §5.2), what stands end to
+end are the rows of each gradient that one of D ranks gets, C n/R elements of it (distributed/data_shares.py), and a
+bucket of c of these is (D, c): row d holds what rank d gets, with zeros where it gets less. It is reduce-scattered, and
+let go of when that is done: what stays is the sum of this rank's rows. Received: (D - 1) c, half of an all-reduce.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,9 +27,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce
+from tensor3d.distributed.collectives import Axis, CommHandle, all_reduce, reduce_scatter
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.seeds import Number
 from tensor3d.torch_private import storage_uses
 
@@ -40,6 +47,14 @@ class GradSlot(NamedTuple):
     elements: int
     uses: int = 0
     """After how many in a backward pass it is complete."""
+    rows: int | None = None
+    """R, of which each rank gets the sums of its share. None: each rank gets all sums."""
+
+    def travelling(self, members: int) -> int:
+        """Elements of it in one row of buckets: C n/R, or all n."""
+        if self.rows is None:
+            return self.elements
+        return -(-self.rows // members) * (self.elements // self.rows) if self.rows else 0
 
 
 class _Group(NamedTuple):
@@ -50,8 +65,16 @@ class _Group(NamedTuple):
     """In which they travel."""
     device: str
     elements: int
+    """Of a row."""
     converted: bool
     """Whether they travel in another type than they have."""
+    rows: int
+    """D, one for each rank that gets shares; 1: each rank gets all sums."""
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether it is memory of gradients after a pass, and may stay for the next one."""
+        return not self.converted and self.rows == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +83,7 @@ class _Bucket:
     dtype: torch.dtype
     """In which it travels."""
     elements: int
+    """c: of a row."""
     group: _Group
     """Those of one axis and type, end to end."""
     start: int
@@ -67,7 +91,8 @@ class _Bucket:
 
 
 class _Piece(NamedTuple):
-    """Elements `first` to `last` of a gradient, which travel in a bucket, from element `place` of it on."""
+    """Elements `first` to `last` of a gradient, or of each share of it, which travel in a bucket, from element `place`
+    of it, or of each row, on."""
 
     bucket: int
     place: int
@@ -84,20 +109,23 @@ class BucketPlan:
     """
 
     def __init__(self, slots: Sequence[GradSlot], axes: Mapping[str, Axis], precision: MixedPrecisionPolicy) -> None:
+        self.axes = axes
         self.slots = {slot.number: slot for slot in slots}
         self.places = {slot.number: place for place, slot in enumerate(slots)}
-        groups: dict[tuple[str, torch.dtype, str], list[GradSlot]] = {}
+        groups: dict[tuple[str, torch.dtype, str, bool], list[GradSlot]] = {}
         for slot in slots:
-            groups.setdefault((slot.over, slot.dtype, slot.device), []).append(slot)
+            groups.setdefault((slot.over, slot.dtype, slot.device, slot.rows is not None), []).append(slot)
         self.buckets: list[_Bucket] = []
         self.pieces: dict[Number, list[_Piece]] = {slot.number: [] for slot in slots}
-        for (over, dtype, device), group in groups.items():
-            total, base, start = sum(slot.elements for slot in group), len(self.buckets), 0
+        for (over, dtype, device, shared), group in groups.items():
+            members = axes[over].size
+            rows = members if shared else 1
+            total, base, start = sum(slot.travelling(members) for slot in group), len(self.buckets), 0
             reduced = precision.reduced(dtype)
-            whole = _Group(over, reduced, device, total, reduced != dtype)
-            size = bucket_elements(axes[over].size, dtype.itemsize, total)
+            whole = _Group(over, reduced, device, total, reduced != dtype, rows)
+            size = bucket_elements(members, dtype.itemsize, total * rows) // rows
             for slot in group:
-                stop = start + slot.elements
+                stop = start + slot.travelling(members)
                 for bucket in range(start // size, -(-stop // size)):
                     first, last = max(start, bucket * size), min(stop, (bucket + 1) * size)
                     piece = _Piece(base + bucket, first - bucket * size, first - start, last - start)
@@ -187,6 +215,9 @@ class GradBuckets:
         self._missing = [bucket.elements for bucket in plan.buckets]
         self._sent: list[CommHandle] = []
         self._copies: list[tuple[Tensor, Tensor]] = []  # of what lies elsewhere: the place of a sum, and the sum
+        self._scattered: deque[tuple[CommHandle, int]] = deque()  # buckets by number
+        self._own: dict[int, list[tuple[Tensor, int]]] = {}  # of a bucket of shares: where sums go, and lie in its row
+        self._whole_ones: dict[Number, Tensor] = {}  # gradients in shares, while nothing has left
         self._streams: set[torch.cuda.Stream] = set()
 
     @property
@@ -212,14 +243,18 @@ class GradBuckets:
 
         Returns:
             What is the sum over ranks after `finish`: a view of the buckets, or, of what travels in another type or
-            in several that have memory of their own, `gradient` itself or a copy of it.
+            in several that have memory of their own, `gradient` itself or a copy of it. Of what is shared out this
+            rank's rows of that.
         """
         self._given.add(number)
         pieces = self.plan.pieces[number]
         if gradient.is_cuda:
             self._streams.add(torch.cuda.current_stream(gradient.device))
-        place = self._place(pieces, gradient)
-        if place is not None:
+        slot = self.plan.slots[number]
+        place = self._place(pieces, gradient) if slot.rows is None else None
+        if slot.rows is not None:
+            result = self._put_shares(slot, pieces, gradient)
+        elif place is not None:
             result = place.view(gradient.shape).copy_(gradient)
         else:
             result = gradient
@@ -237,6 +272,30 @@ class GradBuckets:
         if self.early:
             self._send()
         return result
+
+    def _put_shares(self, slot: GradSlot, pieces: Sequence[_Piece], gradient: Tensor) -> Tensor:
+        """(R, ...): each rank's share to its row of the buckets. Returns where the sums of this rank's will be."""
+        assert slot.rows is not None
+        if not self.has_sent:
+            self._whole_ones[slot.number] = gradient
+        axis = self.plan.axes[slot.over]
+        first, last = chunk_bounds(slot.rows, axis.size, axis.index)
+        own = gradient.new_empty((last - first, *gradient.shape[1:]))
+        flat, width = gradient.reshape(-1), slot.travelling(axis.size)
+        full = slot.elements // width if width else 0  # ranks that get a whole share; the next one gets the tail
+        for piece in pieces:
+            rows = self._part(piece, gradient)
+            rows[:full].copy_(flat[: full * width].view(full, width)[:, piece.first : piece.last])
+            if full < axis.size:
+                rows[full:].zero_()
+                tail = flat[full * width :][piece.first : piece.last]
+                rows[full, : tail.numel()].copy_(tail)
+            self._own.setdefault(piece.bucket, []).append((own.view(-1)[piece.first : piece.last], piece.place))
+        return own
+
+    def take_back(self, number: Number) -> Tensor:
+        """A gradient as it was put in, of what is shared out, while nothing has left."""
+        return self._whole_ones[number]
 
     def _of(self, piece: _Piece) -> _Bucket:
         return self.plan.buckets[piece.bucket]
@@ -266,15 +325,17 @@ class GradBuckets:
             if self._stays(piece):
                 memory = self._whole(bucket.group)[bucket.start : bucket.start + bucket.elements]
             else:
-                memory = torch.empty(bucket.elements, dtype=bucket.dtype, device=gradient.device)
+                rows = () if bucket.group.rows == 1 else (bucket.group.rows,)
+                memory = torch.empty((*rows, bucket.elements), dtype=bucket.dtype, device=gradient.device)
             self._memory[piece.bucket] = memory
         elif memory.is_cuda:  # begun perhaps on another stream, which is known by now
             self._wait_for_streams(memory)
-        return memory[piece.place : piece.place + piece.last - piece.first]
+        return memory[..., piece.place : piece.place + piece.last - piece.first]
 
     def _stays(self, piece: _Piece) -> bool:
-        """Whether its bucket lies in memory that stays. A type of the wire's own is nobody's gradient afterwards."""
-        return self._kept is not None and not self._of(piece).group.converted
+        """Whether its bucket lies in memory that stays. A type of the wire's own is nobody's gradient afterwards, and a
+        bucket of shares is mostly others'."""
+        return self._kept is not None and self._of(piece).group.may_stay
 
     def _whole(self, group: _Group) -> Tensor:
         if group not in self._taken:
@@ -290,7 +351,7 @@ class GradBuckets:
     def take_memory(self) -> None:
         """All that stays, at once, and not where a gradient needs it."""
         for bucket in self.plan.buckets if self._kept is not None else ():
-            if not bucket.group.converted:
+            if bucket.group.may_stay:
                 self._whole(bucket.group)
 
     def _wait_for_streams(self, memory: Tensor) -> None:
@@ -308,13 +369,16 @@ class GradBuckets:
         self._finished = True
         for number, slot in self.plan.slots.items():
             if number not in self._given:
-                zeros = torch.zeros((), dtype=slot.dtype, device=slot.device).expand(slot.elements)
+                zeros = torch.zeros((), dtype=slot.dtype, device=slot.device)
+                shape = (slot.elements,) if not slot.rows else (slot.rows, slot.elements // slot.rows)
+                zeros = zeros.expand(shape)
                 self.unused[number] = self.put(number, zeros, owned=False)
         self._send()
         for pending in self._sent:
             pending.wait()
         for place, total in self._copies:
             place.copy_(total)
+        self._receive_shares(all_of_them=True)
         self._sent.clear()
         self._copies.clear()
 
@@ -325,4 +389,24 @@ class GradBuckets:
             memory = self._memory.pop(index)
             if memory.is_cuda:
                 self._wait_for_streams(memory)
-            self._sent.append(all_reduce(memory, self.plan.buckets[index].axis))
+            bucket = self.plan.buckets[index]
+            self._whole_ones.clear()
+            if bucket.group.rows == 1:
+                self._sent.append(all_reduce(memory, bucket.axis))
+            else:
+                self._scattered.append((reduce_scatter(memory, bucket.axis), index))
+        self._receive_shares()
+
+    def _receive_shares(self, *, all_of_them: bool = False) -> None:
+        """Lets go of buckets of shares that have arrived: what this rank gets of them is copied to its place.
+
+        Nothing is waited for while the pass runs: a rank that does not use what others have used sends it at the end,
+        when all have come there.
+        """
+        while self._scattered and (all_of_them or self._scattered[0][0].has_arrived):
+            scattered, index = self._scattered.popleft()
+            row = scattered.wait().view(-1)
+            for own, place in self._own.pop(index):
+                if own.is_cuda:
+                    self._wait_for_streams(own)
+                own.copy_(row[place : place + own.numel()])

@@ -29,17 +29,17 @@ from weakref import WeakSet, finalize, ref
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as torch_optim
 from torch.utils.hooks import RemovableHandle
 
 from tensor3d.distributed.collectives import Axis, CommHandle, all_equal, open_group
 from tensor3d.distributed.cube_policies import MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
+from tensor3d.distributed.data_shares import lies_in_share, refuse_unaware_optimizers, share
+from tensor3d.distributed.grad_arrival import HeldHooks, PendingGrad, add_to_grads, arrive, block_of, is_watched
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot, KeptMemory
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
-from tensor3d.ops.as_type import as_type
-from tensor3d.torch_private import as_dtensor, at_end_of_pass, backward_pass, local_tensor, will_execute
+from tensor3d.torch_private import at_end_of_pass, backward_pass, will_execute
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
@@ -50,24 +50,6 @@ _WIDE = 4
 """Bytes of a type in which a sum of thousands does not stop growing."""
 HandIn = tuple[nn.Parameter, Tensor | CommHandle, Axis]
 """A parameter, a gradient of it, and the ranks over which it is to be summed."""
-
-
-@dataclass(kw_only=True, slots=True)
-class _PendingGrad:
-    """One parameter's gradient on this rank: the sum of its uses so far."""
-
-    parameter: nn.Parameter
-    gradient: Tensor
-    over: Axis
-    owned: bool  # whether `gradient` is a tensor of the ledger's own, so that it may be added to in place
-
-    def add(self, gradient: Tensor) -> None:
-        self.gradient = self.gradient.add_(gradient) if self.owned else self.gradient + gradient
-        self.owned = True
-
-    def put_into(self, buckets: GradBuckets, number: Number) -> None:
-        """From here on it is what is summed there."""
-        self.gradient, self.owned = buckets.put(number, self.gradient, owned=self.owned), True
 
 
 class RowSums(CommHandle):
@@ -96,7 +78,7 @@ class RowSums(CommHandle):
 class _BackwardPass:
     """What one backward pass has handed in so far."""
 
-    entries: dict[int, _PendingGrad] = field(default_factory=dict)
+    entries: dict[int, PendingGrad] = field(default_factory=dict)
     uses: dict[int, int] = field(default_factory=dict)
     """How many of each parameter, in the order of the last ones."""
     travelling: Sequence[HandIn] = ()
@@ -104,7 +86,7 @@ class _BackwardPass:
     """Called at its end: give what has been announced and not handed in."""
     buckets: GradBuckets | None = None
     """Of sums that travel while the pass runs."""
-    sent: dict[Number, _PendingGrad] = field(default_factory=dict)
+    sent: dict[Number, PendingGrad] = field(default_factory=dict)
     """What is in them."""
     inner: bool = False
     """Whether it began within another one. Sums of the two do not mix: its own wait for its end, before which those of
@@ -147,6 +129,7 @@ class GradReducer:
     ) -> None:
         self._keep_buckets = keep_buckets  # None: unless memory is scarce
         self._spares = False
+        self._shares = False
         self._relatives = WeakSet() if relatives is None else relatives  # of cubes that compute on the same processes
         self._relatives.add(self)
         self.observer: Callable[[Literal["sum", "summed"]], None] | None = None
@@ -156,10 +139,10 @@ class GradReducer:
         """None on one rank."""
         self._precision = precision
         self._passes: dict[int, _BackwardPass] = {}
-        self._held: dict[int, _PendingGrad] = {}
+        self._held: dict[int, PendingGrad] = {}
         self._unsummed_while_holding: dict[int, nn.Parameter] = {}  # whose gradients are sums over no ranks
         self._holding = False
-        self._hooks: dict[int, _HeldHooks] = {}
+        self._hooks: dict[int, HeldHooks] = {}
         self._guard: finalize[..., GradReducer] | None = None  # ends it when it is called
         self._early = _EarlySums()
         self._accumulated = False  # whether the last pass was the end of several that were held back
@@ -173,6 +156,8 @@ class GradReducer:
         self._relatives, self._hooks, self._guard = WeakSet([self]), {}, None
         self._passes, self._early = {}, _EarlySums()
         self._guard_steps()
+        if self._shares:
+            refuse_unaware_optimizers(self)
 
     def accumulate_grad(self, parameter: nn.Parameter, gradient: Tensor | CommHandle, over: Axis) -> None:
         """Takes this rank's gradient of one use of `parameter`, to be summed over the ranks of `over`.
@@ -208,8 +193,8 @@ class GradReducer:
             current.rest.append(rest)
 
     def _keep_hooks(self, parameter: nn.Parameter) -> None:
-        if _is_watched(parameter):
-            self._hooks.setdefault(id(parameter), _HeldHooks(parameter)).passes.add(backward_pass())
+        if is_watched(parameter):
+            self._hooks.setdefault(id(parameter), HeldHooks(parameter)).passes.add(backward_pass())
 
     def _current(self) -> _BackwardPass:
         task = backward_pass()
@@ -304,6 +289,27 @@ class GradReducer:
             if not ledger.keeps_buckets:
                 ledger.free_buckets()
 
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether sums over `data` are shared out."""
+        return self._shares
+
+    def shard_gradients(self) -> None:
+        """From here on, of a gradient that is summed over `data` alone, each rank along it gets the sum of its share
+        alone (distributed/data_shares.py), and `.grad` is that: ZeRO stage 2. Told by optimisers that step shares, on
+        every rank alike. Others refuse to step on such gradients.
+
+        Raises:
+            ValueError: within a backward pass, or gradients are held back.
+        """
+        if backward_pass() != -1:
+            raise ValueError('shard_over_data="gradients" cannot begin within a backward pass. Choose it before one.')
+        self.check_nothing_held()
+        for ledger in self._relatives:
+            if not ledger._shares:
+                ledger._shares, ledger._early = True, _EarlySums()
+                refuse_unaware_optimizers(ledger)
+
     def free_buckets(self) -> None:
         """Lets go of memory that was kept for gradients; the next pass takes it anew."""
         self._early.memory.forget()
@@ -326,6 +332,9 @@ class GradReducer:
         """One for a cube of the same processes that computes in other types."""
         relative = GradReducer(precision, self._relatives, at_end, self.agreement, keep_buckets)
         relative._spares = self._spares
+        if self._shares:
+            relative._shares = True
+            refuse_unaware_optimizers(relative)
         return relative
 
     def discard(self) -> None:
@@ -375,12 +384,12 @@ class GradReducer:
         fresh = any(entry.parameter.grad is None for entry in current.sent.values())
         if current.buckets is not None and fresh and not self._accumulated:
             current.buckets.keep_memory()
-        watched = [entry for entry in arrived if _is_watched(entry.parameter)]
-        _add_to_grads(arrived if not watched else [entry for entry in arrived if not _is_watched(entry.parameter)])
+        watched = [entry for entry in arrived if is_watched(entry.parameter)]
+        add_to_grads(arrived if not watched else [entry for entry in arrived if not is_watched(entry.parameter)])
         for entry in watched:
-            _arrive(entry, hooks.get(id(entry.parameter)))
+            arrive(entry, hooks.get(id(entry.parameter)))
 
-    def _hold(self, current: _BackwardPass, hooks: Mapping[int, _HeldHooks]) -> list[_PendingGrad]:
+    def _hold(self, current: _BackwardPass, hooks: Mapping[int, HeldHooks]) -> list[PendingGrad]:
         """Adds to what waits for the last micro-batch; returns what need not wait."""
         arrived = []
         for key, entry in current.entries.items():
@@ -393,7 +402,7 @@ class GradReducer:
                 self._unsummed_while_holding[key] = entry.parameter
         return arrived
 
-    def _summed(self, current: _BackwardPass) -> list[_PendingGrad]:
+    def _summed(self, current: _BackwardPass) -> list[PendingGrad]:
         """All gradients of the pass and of the micro-batches before, summed over ranks."""
         early = self._early
         for key in list(current.entries | self._held) if current.buckets is not None else ():
@@ -420,15 +429,16 @@ class GradReducer:
             unsummed=list(unsummed.values()),
             record=record,
             is_new=not current.inner and early.is_new(record),
+            shares=self._shares,
         )
         summed, agreed = self.agreement.completed(own, self._precision)
         if agreed is not None:
             axes = {entry.over.name: entry.over for entry in summed.values()}
-            slots = [_slot(number, summed[number], uses) for number, uses in agreed]
+            slots = [_slot(number, summed[number], self._shares, uses) for number, uses in agreed]
             early.plan, early.agreed = BucketPlan(slots, axes, self._precision), record
         return arrived + list(summed.values())
 
-    def _record(self, current: _BackwardPass, late: Sequence[_PendingGrad]) -> Record:
+    def _record(self, current: _BackwardPass, late: Sequence[PendingGrad]) -> Record:
         """What came before another pass has ended within this one; else all, at last what has come before it alone."""
         assert self.agreement is not None
         entries = {id(e.parameter): e for e in (*late, *current.sent.values()) if e.over.name == "data"}
@@ -437,7 +447,7 @@ class GradReducer:
         numbers = self.agreement.numbers_of([entries[key].parameter for key in order])
         return tuple((number, current.uses.get(key, 0)) for number, key in zip(numbers, order, strict=True))
 
-    def _hooks_of(self, task: int) -> dict[int, _HeldHooks]:
+    def _hooks_of(self, task: int) -> dict[int, HeldHooks]:
         """Of the parameters of a pass that has come to its end, back in their places."""
         found = {key: hooks for key, hooks in self._hooks.items() if task in hooks.passes}
         for key, hooks in found.items():
@@ -514,7 +524,7 @@ def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
         ) from None
 
 
-def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tensor | CommHandle, over: Axis) -> None:
+def _add(entries: dict[int, PendingGrad], parameter: nn.Parameter, handed: Tensor | CommHandle, over: Axis) -> None:
     entry = entries.get(id(parameter))
     if entry is not None:
         names = f"{entry.over.name} and {over.name}"
@@ -525,14 +535,16 @@ def _add(entries: dict[int, _PendingGrad], parameter: nn.Parameter, handed: Tens
     owned = isinstance(handed, CommHandle)
     gradient = handed.wait() if isinstance(handed, CommHandle) else handed
     if entry is None:
-        entries[id(parameter)] = _PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
+        entries[id(parameter)] = PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
     else:
         entry.add(gradient)
 
 
-def _slot(number: Number, entry: _PendingGrad, uses: int = 0) -> GradSlot:
-    gradient = entry.gradient
-    return GradSlot(number, entry.over.name, gradient.dtype, gradient.device.type, gradient.numel(), uses)
+def _slot(number: Number, entry: PendingGrad, shares: bool, uses: int = 0) -> GradSlot:
+    gradient, block = entry.gradient, block_of(entry.parameter)
+    shared = shares and entry.over.name == "data" and lies_in_share(entry.parameter, entry.over)
+    rows = block.shape[0] if shared else None
+    return GradSlot(number, entry.over.name, gradient.dtype, gradient.device.type, block.numel(), uses, rows)
 
 
 # --- Ranks that use different parameters ------------------------------------------------------------------------------
@@ -556,16 +568,18 @@ class _Use(NamedTuple):
 class OwnUses:
     """What a rank has used in a pass."""
 
-    sent: dict[Number, _PendingGrad]
+    sent: dict[Number, PendingGrad]
     """Its gradients in `buckets`, of which some may travel."""
     buckets: GradBuckets | None
-    late: Sequence[_PendingGrad]
+    late: Sequence[PendingGrad]
     """Those that are to be summed, too."""
     unsummed: Sequence[nn.Parameter]
     """What else it has used."""
     record: Record
     is_new: bool
     """Whether the ranks are to make a plan of the record."""
+    shares: bool
+    """Whether sums over data are shared out."""
 
 
 class _Told(NamedTuple):
@@ -576,6 +590,7 @@ class _Told(NamedTuple):
     """Whether a bucket has left."""
     is_new: bool
     record: Record
+    shares: bool
 
 
 class UseAgreement:
@@ -618,7 +633,7 @@ class UseAgreement:
 
     def completed(
         self, own: OwnUses, precision: MixedPrecisionPolicy
-    ) -> tuple[dict[Number, _PendingGrad], Record | None]:
+    ) -> tuple[dict[Number, PendingGrad], Record | None]:
         """The gradients summed, the same parameters in the same order on all ranks; and what the next passes are to go
         by, if that changes.
 
@@ -637,14 +652,21 @@ class UseAgreement:
         parameters = self._by_number(own.unsummed, lambda parameter: parameter)
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
-        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record)
+        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record, own.shares)
         known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
-        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record))), self._everyone)
+        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record, own.shares))), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
+        if len({each.shares for each in by_rank}) > 1:
+            raise ValueError(
+                f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "
+                'with shard_over_data="gradients". Make it on every rank before the first backward pass.'
+            )
         if buckets is not None and any(each.has_sent for each in by_rank):
             buckets.finish()
         else:
             for number, entry in sent.items():
+                if buckets is not None:
+                    entry.take_back(buckets, number)
                 if number in entries:
                     entry.add(entries[number].gradient)
             entries, sent, buckets = entries | sent, {}, None
@@ -655,7 +677,7 @@ class UseAgreement:
         if fresh and not self._is_dry:
             self._compared |= fresh.keys()
             self._check_copies_of([fresh[number] for number in sorted(fresh)])
-        _sum_over_ranks(entries, precision)
+        _sum_over_ranks(entries, precision, own.shares)
         for number, entry in sent.items():
             if number in entries:
                 entry.add(entries[number].gradient)
@@ -673,7 +695,7 @@ class UseAgreement:
         self,
         items: Iterable[T],
         parameter: Callable[[T], nn.Parameter],
-        sent: Mapping[Number, _PendingGrad] = {},  # never written to
+        sent: Mapping[Number, PendingGrad] = {},  # never written to
     ) -> dict[Number, T]:
         found: dict[Number, T] = {}
         listed = list(items)
@@ -688,8 +710,8 @@ class UseAgreement:
 
     def _add_unused(
         self,
-        entries: dict[Number, _PendingGrad],
-        sent: dict[Number, _PendingGrad],
+        entries: dict[Number, PendingGrad],
+        sent: dict[Number, PendingGrad],
         buckets: GradBuckets | None,
         by_rank: Sequence[dict[Number, _Use]],
     ) -> None:
@@ -732,12 +754,14 @@ class UseAgreement:
                 continue
             axis = known.over if known is not None else self._axes[_names(use.over)]
             if use.late and number not in entries:
-                zeros = torch.zeros_like(_local(parameter), dtype=use.dtype, requires_grad=False)
-                entries[number] = _PendingGrad(parameter=parameter, gradient=zeros, over=axis, owned=True)
+                zeros = torch.zeros_like(block_of(parameter), dtype=use.dtype, requires_grad=False)
+                entries[number] = PendingGrad(parameter=parameter, gradient=zeros, over=axis, owned=True)
             if use.early and number not in sent:
                 assert buckets is not None, "what nobody has sent is late"
-                sums = buckets.unused[number].view(_local(parameter).shape)
-                sent[number] = _PendingGrad(parameter=parameter, gradient=sums, over=axis, owned=True)
+                shared = buckets.plan.slots[number].rows is not None
+                block = block_of(parameter)
+                sums = buckets.unused[number].view((share(block, axis) if shared else block).shape)
+                sent[number] = PendingGrad(parameter=parameter, gradient=sums, over=axis, owned=True, in_shares=shared)
 
     def _may_differ(self, number: Number, used: list[bool], by_rank: Sequence[dict[Number, _Use]]) -> bool:
         """Whether the ranks that have used it differ from the others along the axes of its sum alone. Along others they
@@ -784,107 +808,12 @@ def _listed(ranks: Sequence[int]) -> str:
 # --- Sums -------------------------------------------------------------------------------------------------------------
 
 
-def _sum_over_ranks(entries: Mapping[Number, _PendingGrad], precision: MixedPrecisionPolicy) -> None:
+def _sum_over_ranks(entries: Mapping[Number, PendingGrad], precision: MixedPrecisionPolicy, shares: bool) -> None:
     """Sums each entry over its ranks: all buckets in flight at once, in the same order on every rank."""
-    slots = [_slot(number, entries[number]) for number in sorted(entries)]
+    slots = [_slot(number, entries[number], shares) for number in sorted(entries)]
     axes = {entry.over.name: entry.over for entry in entries.values()}
     plan = BucketPlan(slots, axes, precision)
     buckets = GradBuckets(plan)
     for slot in sorted(slots, key=plan.first_bucket):  # so that one is begun when the last one is full
         entries[slot.number].put_into(buckets, slot.number)
     buckets.finish()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    # DTensor arithmetic on a four-axis mesh takes seconds the first time.
-    return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
-
-
-class _HeldHooks:
-    """The hooks of a parameter (`register_hook`, `register_post_accumulate_grad_hook`) while a backward pass runs, in
-    which autograd would call them before the gradient is there: until `put_back`, others stand in their places.
-
-    A hook that is removed meanwhile stays removed."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.passes: set[int] = set()
-        self.by_autograd: Tensor | None = None
-        """The part of the gradient that did not come through the reducer: of arithmetic on the parameter itself."""
-        self._taken = [
-            (places, dict(places), stand_in)
-            for places, stand_in in (
-                (parameter._backward_hooks, self._note),
-                (parameter._post_accumulate_grad_hooks, _nothing),
-            )
-            if places
-        ]
-        for places, _, stand_in in self._taken:
-            places.update(dict.fromkeys(places, stand_in))
-
-    def put_back(self) -> None:
-        for places, hooks, _ in self._taken:
-            places.update({key: hooks[key] for key in places if key in hooks})
-
-    def _note(self, gradient: Tensor | None) -> None:
-        self.by_autograd = gradient
-
-
-def _nothing(parameter: Tensor) -> None:
-    pass
-
-
-def _arrive(entry: _PendingGrad, held: _HeldHooks | None) -> None:
-    """A gradient is there: its hooks see it, and it is added to `.grad`."""
-    parameter = entry.parameter
-    hooks = list((parameter._backward_hooks or {}).values())
-    if hooks:
-        other = held.by_autograd if held is not None else None
-        gradient = _as_parameter(entry.gradient if other is None else entry.gradient + _local(other), parameter)
-        for hook in hooks:
-            changed = hook(gradient)
-            gradient = gradient if changed is None else changed
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-            gradient = gradient.redistribute(placements=parameter.placements)
-        entry.gradient = _local(gradient) if other is None else _local(gradient) - _local(other)
-        entry.owned = False
-    _add_to_grad(entry)
-    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
-        hook(parameter)
-
-
-def _as_parameter(block: Tensor, parameter: nn.Parameter) -> Tensor:
-    return as_dtensor(block, like=parameter) if isinstance(parameter, DTensor) else block
-
-
-def _is_watched(parameter: nn.Parameter) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
-
-
-def _add_to_grads(entries: Sequence[_PendingGrad]) -> None:
-    """What has come of parameters without hooks: sums in one operator for all, where a device would be told each."""
-    sums, more = [], []
-    for entry in entries:
-        if (there := entry.parameter.grad) is None:
-            _put_grad(entry)
-        else:
-            sums.append(_local(there))
-            more.append(entry.gradient)
-    if sums:
-        torch._foreach_add_(sums, more)
-
-
-def _add_to_grad(entry: _PendingGrad) -> None:
-    if entry.parameter.grad is None:
-        _put_grad(entry)
-    else:
-        _local(entry.parameter.grad).add_(entry.gradient)
-
-
-def _put_grad(entry: _PendingGrad) -> None:
-    """Where there is none yet."""
-    parameter = entry.parameter
-    gradient = as_type(entry.gradient, parameter.dtype)
-    if not entry.owned:
-        # Autograd may still own this storage; and fused optimisers read `.grad` in the parameter's own order.
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-    parameter.grad = _as_parameter(gradient, parameter)

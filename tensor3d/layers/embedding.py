@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from tensor3d.cost_model.comm_volume import LookupWay, lookup_way
 from tensor3d.distributed.collectives import CommHandle, all_gather, all_to_all, largest, reduce_scatter
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.grad_reducer import RowSums, asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
-from tensor3d.sharding.param_layout import block, chunk_bounds, local, local_param, matrix, normal, table
+from tensor3d.sharding.param_layout import block, local, local_param, matrix, normal, table
 from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,

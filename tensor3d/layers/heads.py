@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import all_gather, all_reduce_replicated
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.ops.as_type import without_autocast
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import block, chunk_bounds, constant, copies, local_param, narrow, normal
+from tensor3d.sharding.param_layout import block, constant, copies, local_param, narrow, normal
 
 # --- The likeliest entries of a vocabulary whose slices lie on different ranks ----------------------------------------
 #

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tensor3d.distributed.collectives import gather_statistics
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.layers.norm_kernels import widened
 from tensor3d.ops.row_chunks import chunk_rows, iter_row_chunks
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import chunk_bounds
 
 _WORD = 2**32 - 1
 

@@ -14,8 +14,16 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.data_shares import (
+    ShardOverData,
+    check_shard_over_data,
+    is_whole,
+    lies_in_share,
+    share,
+    share_placements,
+)
 from tensor3d.optim.clip_grad import check_parameters
-from tensor3d.optim.data_shards import check_share, gather_shares, is_whole, lies_in_share, share, share_placements
+from tensor3d.optim.data_shards import check_share, gather_shares
 from tensor3d.sharding.param_layout import local
 from tensor3d.torch_private import fused_adamw_
 
@@ -53,12 +61,14 @@ class ShardedAdamBase(Optimizer):
         lr: may be changed in `param_groups` at any time.
         shard_over_data: each rank along `data` keeps the moments of its share of this rank's blocks alone, steps these,
             and sends them to the others (ZeRO stage 1, see optim/data_shards.py). The same on every rank. Memory of
-            gradients does not stay between steps then either (`ExecutionPolicy.keep_buckets`). With `data=1` it
-            changes nothing.
+            gradients does not stay between steps then either (`ExecutionPolicy.keep_buckets`). True is "state".
+            "gradients": and of gradients that are summed over `data` alone each rank gets the sum of its share alone,
+            in `.grad` too, of all parameters of this cube and those made of it by `with_policy` (ZeRO stage 2,
+            `GradReducer.shard_gradients`). With `data=1` it changes nothing.
 
     Raises:
-        ValueError: an option out of range, a plain parameter on a cube of several ranks, or one that cannot be shared
-            out over `data`.
+        ValueError: an option out of range, a plain parameter on a cube of several ranks, one that cannot be shared
+            out over `data`, or, with "gradients", made within a backward pass or while `Cube.no_sync` holds back some.
     """
 
     found_inf: Tensor | None = None
@@ -74,12 +84,15 @@ class ShardedAdamBase(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
-        shard_over_data: bool = False,
+        shard_over_data: ShardOverData = False,
     ) -> None:
         self.cube = cube
         self.shard_over_data = shard_over_data
+        check_shard_over_data(shard_over_data)
         if shard_over_data:
             cube.ledger.spare_memory()
+        if shard_over_data == "gradients" and cube.axis("data").size > 1:
+            cube.ledger.shard_gradients()
         # "fused" tells torch's load_state_dict that step counts live on the device.
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
 
@@ -114,7 +127,7 @@ class ShardedAdamBase(Optimizer):
         for parameter, state in self.state.items():
             for key in ("exp_avg", "exp_avg_sq"):
                 if self._shares(parameter) and key in state and is_whole(state[key]):
-                    block = share(local(state[key]), self.cube).clone()
+                    block = share(local(state[key]), self.cube.axis("data")).clone()
                     state[key] = _laid(block, parameter, share_placements(parameter))
 
     @torch.no_grad()
@@ -195,12 +208,12 @@ class ShardedAdamBase(Optimizer):
         )
 
     def _shares(self, parameter: Tensor) -> bool:
-        return self.shard_over_data and lies_in_share(parameter, self.cube)
+        return bool(self.shard_over_data) and lies_in_share(parameter, self.cube.axis("data"))
 
     def _mine(self, tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-        """What this rank steps of its block of a parameter or gradient."""
+        """What this rank steps of its block of a parameter or gradient, which may be its share alone."""
         block = local(tensor)
-        return share(block, self.cube) if self._shares(parameter) else block
+        return share(block, self.cube.axis("data")) if self._shares(parameter) and is_whole(tensor) else block
 
     def _fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""

@@ -1,16 +1,15 @@
-"""The optimiser's state sharded over `data`: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054, §5.1).
+"""The optimiser's state sharded over `data`: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054, §5.1). What a
+share is: distributed/data_shares.py.
 
     R rows of this rank's block of a parameter, n elements of it, D ranks along data, C = ceil(R/D) rows of a share
 
 Ranks along `data` hold copies of every block. Each keeps the moments of C rows of it alone, steps these rows, and gets
 the others' rows by all-gathers. Gradients are summed over `data` whole, under the backward pass, as without it: so
-clipping and hooks see the same bits.
+clipping and hooks see the same bits; or, in stage 2 (§5.2), each rank gets the sums of its shares alone
+(distributed/grad_buckets.py), and all else is the same.
 
 At rest a rank holds 2 C n/R elements of state a parameter at most, and not 2 n. Received a step: (D - 1) C n/R elements
 a parameter, all-gathered over data in buckets, in the parameters' type.
-
-A share is a block of the logical tensor, cut by one axis more than the parameter, the innermost one: so checkpoints and
-norms know it as they know any block. Scalars have no rows: each rank steps them.
 
 AdamW's steps are those without it to the bit where torch's kernel treats elements alike wherever they stand, as on a
 GPU. On a CPU it works on vectors of 64 bytes at most and does what is left over one by one, with another rounding: bits
@@ -25,51 +24,19 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Shard
 
 from tensor3d.distributed.collectives import Axis, CommHandle, all_gather
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import MESH_AXES
-from tensor3d.sharding.param_layout import chunk_bounds, local
+from tensor3d.distributed.data_shares import lies_in_share, share_elements
+from tensor3d.sharding.param_layout import local
 
-_DATA = MESH_AXES.index("data")
 _IN_FLIGHT = 2  # buckets: one travels while the one before it is copied
-
-
-def lies_in_share(parameter: Tensor, cube: Cube) -> bool:
-    """Whether ranks along data hold copies of a parameter of which each can take some rows."""
-    return (
-        cube.axis("data").size > 1
-        and isinstance(parameter, DTensor)
-        and parameter.dim() > 0
-        and parameter.placements[_DATA].is_replicate()
-    )
-
-
-def is_whole(tensor: Tensor) -> bool:
-    """Whether no share over data has been taken of it."""
-    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names != MESH_AXES:
-        return True
-    return tensor.placements[_DATA].is_replicate()
-
-
-def share_placements(parameter: Tensor) -> tuple[Placement, ...]:
-    """DTensor's, of what lies in shares of a parameter."""
-    assert isinstance(parameter, DTensor)
-    return (*parameter.placements[:_DATA], Shard(0), *parameter.placements[_DATA + 1 :])
-
-
-def share(block: Tensor, cube: Cube) -> Tensor:
-    """(R, ...) -> this rank's rows of it, C at most; of a contiguous block the memory itself."""
-    axis = cube.axis("data")
-    first, last = chunk_bounds(block.shape[0], axis.size, axis.index)
-    return block[first:last].contiguous()
 
 
 def check_share(parameter: Tensor, cube: Cube) -> None:
     """Raises ValueError where shares of a parameter would not be parts of its memory, which kernels write to."""
-    if lies_in_share(parameter, cube) and not local(parameter).is_contiguous():
+    if lies_in_share(parameter, cube.axis("data")) and not local(parameter).is_contiguous():
         raise ValueError(
             f"shard_over_data needs parameters whose rows lie one after another. Got one of shape "
             f"{tuple(parameter.shape)} with the strides {local(parameter).stride()}. Make it of a contiguous tensor."
@@ -98,10 +65,9 @@ def gather_shares(parameters: Iterable[Tensor], cube: Cube) -> None:
     axis = cube.axis("data")
     by_type: dict[torch.dtype, list[tuple[Tensor, int]]] = {}
     for parameter in parameters:
-        if lies_in_share(parameter, cube):
+        if lies_in_share(parameter, axis):
             block = local(parameter)
-            rows = block.shape[0]
-            each = -(-rows // axis.size) * (block.numel() // rows) if rows else 0
+            each = share_elements(block.shape, axis.size)
             by_type.setdefault(block.dtype, []).append((block.view(-1), each))
     travelling: deque[tuple[CommHandle, list[_Piece]]] = deque()
     for blocks in by_type.values():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tensor3d.distributed.collectives import all_reduce
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim.adam import Group, Groups, ParamGroupShards, ShardedAdamBase
 from tensor3d.sharding.param_layout import owns_for_norm
 from tensor3d.torch_private import fused_sgd_
@@ -107,7 +108,7 @@ class Lamb(TensorwiseAdam):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         adapt_all: bool = False,
-        shard_over_data: bool = False,
+        shard_over_data: ShardOverData = False,
     ) -> None:
         self.adapt_all = adapt_all
         super().__init__(

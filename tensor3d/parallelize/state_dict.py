@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import MESH_AXES, AxisName
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, chunk_bounds
 from tensor3d.distributed.object_collectives import first_names
-from tensor3d.sharding.param_layout import chunk_bounds, cut_rows, local, local_slices
+from tensor3d.sharding.param_layout import cut_rows, local, local_slices
 
 
 def full_state_dict(model: nn.Module, cube: Cube) -> dict[str, Any]:

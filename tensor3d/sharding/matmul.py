@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
@@ -21,7 +22,7 @@ from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import check_layout, chunk_bounds, matrix, vector
+from tensor3d.sharding.param_layout import check_layout, matrix, vector
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,
     pass_gathered_weight,

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes, chunk_bounds
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.seeds import mix
@@ -80,12 +80,6 @@ class Layout:
                 first, last = chunk_bounds(stop - start, cube.axis(axis).size, cube.axis(axis).index)
                 bounds[dim] = (start + first, start + last)
         return tuple(slice(*bound) for bound in bounds)
-
-
-def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Where chunk `index` of `parts` starts and ends: ceil(size/parts) each, the last ones shorter or empty."""
-    step = -(-size // parts)
-    return min(index * step, size), min((index + 1) * step, size)
 
 
 # Cached: layers ask for them at every use, in every step.

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import travel_together
+from tensor3d.distributed.cube_shape import chunk_bounds, travel_together
 from tensor3d.distributed.grad_reducer import HandIn
 from tensor3d.distributed.weight_prefetch import Kind, PassPosition, Start, follows
 from tensor3d.ops.as_type import as_type
-from tensor3d.sharding.param_layout import chunk_bounds, local
+from tensor3d.sharding.param_layout import local
 from tensor3d.torch_private import at_end_of_pass, backward_pass
 
 # --- One weight -------------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.distributed.cube_shape import CubeShape, chunk_bounds
 from tensor3d.sharding.activation_layout import Face, check_face, other
-from tensor3d.sharding.param_layout import chunk_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from tensor3d import Attention3D, Cube, CubeShape, gather, select
 from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
 from tensor3d.distributed.collectives import Axis
 from tensor3d.distributed.comm_stats import CommCounter
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.packing.one_batch import _capacity_bound
 from tensor3d.sharding.activation_layout import local_block
-from tensor3d.sharding.param_layout import chunk_bounds
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, gradient_errors, make_twins, ranks_of, worst
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tensor3d import Cube, checkpoint, local
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim import AdamW
 from tests.checkpoint.subject import ALONE, Model, Shape, make, same, state, step
 from tests.ranks import run_ranks
@@ -51,7 +52,9 @@ def test_a_chain_of_cubes_hands_everything_on(tmp_path: Path) -> None:
 # --- an optimiser's state in shares over data ------------------------------------------------------------------------
 
 
-def in_shares(shape: Shape, shards: bool, read: Path | None, write: Path | None = None) -> tuple[list[Tensor], int]:
+def in_shares(
+    shape: Shape, shards: ShardOverData, read: Path | None, write: Path | None = None
+) -> tuple[list[Tensor], int]:
     """Reads a checkpoint or makes a step, writes it, goes on, and comes back to it. State there; elements of
     moments."""
     cube = Cube(*shape)
@@ -74,8 +77,9 @@ def in_shares(shape: Shape, shards: bool, read: Path | None, write: Path | None 
     return there, sum(local(optimizer.state[p]["exp_avg"]).numel() for p in model.parameters())
 
 
-def test_an_optimiser_in_shares_is_stored_once_and_read_by_any(tmp_path: Path) -> None:
-    wanted, held = run_ranks(4, in_shares, (1, 2, 1, 2), True, None, tmp_path)[0]
+@pytest.mark.parametrize("shards", ["gradients", pytest.param(True, marks=pytest.mark.slow)])
+def test_an_optimiser_in_shares_is_stored_once_and_read_by_any(shards: ShardOverData, tmp_path: Path) -> None:
+    wanted, held = run_ranks(4, in_shares, (1, 2, 1, 2), shards, None, tmp_path)[0]
     contents = checkpoint.read_contents(tmp_path / "step-00000001")
     assert checkpoint.verify(contents.folder) == []
     got, whole = in_shares(ALONE, False, tmp_path)
@@ -88,7 +92,8 @@ def test_an_optimiser_in_shares_is_stored_once_and_read_by_any(tmp_path: Path) -
 def test_a_chain_of_cubes_with_shares_and_without(tmp_path: Path) -> None:
     wanted, _ = run_ranks(2, in_shares, (1, 1, 1, 2), False, None, tmp_path / "0")[0]
     results = run_ranks(4, in_shares, (2, 1, 1, 2), True, tmp_path / "0", tmp_path / "1")
-    results += run_ranks(8, in_shares, (1, 1, 1, 8), True, tmp_path / "1", tmp_path / "2")  # some have no row of one
+    # Some have no row of one.
+    results += run_ranks(8, in_shares, (1, 1, 1, 8), "gradients", tmp_path / "1", tmp_path / "2")
     results += run_ranks(2, in_shares, (1, 1, 1, 2), True, tmp_path / "2", tmp_path / "3")
     results += run_ranks(4, in_shares, (1, 2, 1, 2), False, tmp_path / "3")
     assert all(same(got, wanted) for got, _ in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -260,3 +261,17 @@ def test_a_result_comes_in_the_type_that_is_asked_for_and_without_padding() -> N
     result = pending.wait()
     assert (result.dtype, result.shape) == (torch.float32, (3, 2))
     assert pending.wait() is result
+
+
+def _arrived() -> list[bool]:
+    axis = Cube(2, 1, 1).axis("x")
+    whole = reduce_scatter(torch.ones(4), axis)
+    part = whole.then(lambda sums: sums[:1])
+    deadline = time.monotonic() + 30
+    while not part.has_arrived and time.monotonic() < deadline:  # nobody waits for it
+        time.sleep(0.001)
+    return [part.has_arrived, whole.has_arrived, part.wait().item() == 2.0, part.has_arrived]
+
+
+def test_who_asks_learns_that_a_result_is_there() -> None:
+    assert all(all(found) for found in run_ranks(2, _arrived))

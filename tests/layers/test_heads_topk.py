@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tensor3d import Cube, local_block
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.layers.heads import vocab_topk
 from tensor3d.sharding.activation_layout import gather_rows
-from tensor3d.sharding.param_layout import chunk_bounds
 from tests.ranks import run_ranks
 
 ROWS = 6

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tensor3d import Cube
+from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.layers.sampling import gumbel, vocab_sample
-from tensor3d.sharding.param_layout import chunk_bounds
 from tests.ranks import run_ranks
 
 ROWS = 20_000

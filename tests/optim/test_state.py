@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.tensor import DTensor
 
 from tensor3d import local
+from tensor3d.distributed.data_shares import share_placements
 from tensor3d.optim import GradScaler
-from tensor3d.optim.data_shards import share_placements
 from tests.optim.zoo import BETAS, EPS, KINDS, Zoo, bits, make, rate, run, same
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full

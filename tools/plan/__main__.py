@@ -34,6 +34,7 @@ from tools.plan.run_command import run_command
 from tools.plan.tables import kind_of, model_of
 from tools.report.file_sections import plan_sections
 from tools.report.page import Page, check_library, render
+from tools.training.config import ShardOption
 
 _log = logging.getLogger("tools.plan")
 DEFAULT_GPU = "H100"
@@ -102,8 +103,8 @@ class PlanCommand:
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel."""
     optimizer: Literal["lamb", "adamw", "stable_adamw"] = "lamb"
-    shard_over_data: bool = False
-    """Shard the optimiser's state over the data axis (ZeRO stage 1)."""
+    shard_over_data: ShardOption = False
+    """Shard the optimiser's state over the data axis (ZeRO stage 1); "gradients": and gradients too (stage 2)."""
     shadow_weights: bool = False
     """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes):
     their memory is counted, what they save in time is not."""

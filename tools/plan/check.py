@@ -21,6 +21,7 @@ from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.cost_model.step_time import Overlap, step_time
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.layers.attention import Recompute
 from tools.common.files import parsed_json, read_file
 from tools.common.machine import format_table
@@ -242,7 +243,7 @@ def dry_beside_prediction(
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: OptimizerName = "adamw",
-    shard_over_data: bool = False,
+    shard_over_data: ShardOverData = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     keep_budget: int = 0,

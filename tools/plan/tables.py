@@ -140,7 +140,8 @@ _BACKWARD_LEGEND = {
 def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     """What is planned for what."""
     config, batch = costs.config, costs.batch
-    shares = ", its state sharded over data" if costs.shard_over_data else ""
+    sharded = "state and gradients" if costs.shard_over_data == "gradients" else "state"
+    shares = f", its {sharded} sharded over data" if costs.shard_over_data else ""
     shares += ", shadow weights" if costs.shadow_weights else ""
     return [
         f"{parameters_of(config) / 1e9:,.3g} G parameters: {config.layers} layers, hidden {config.hidden}, inner "

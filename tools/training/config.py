@@ -19,8 +19,22 @@ from tensor3d.attention import Backend
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
+from tensor3d.distributed.data_shares import ShardOverData
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
 from tools.common.files import read_file
+
+# Behind its name on a command line nothing means "state".
+ShardOption = Annotated[
+    ShardOverData,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=(0, 1),
+        metavar="[state|gradients]",
+        instance_from_str=lambda words: {"true": True, "false": False}.get("".join(words), "".join(words) or True),
+        is_instance=lambda value: isinstance(value, bool) or value in ("state", "gradients"),
+        str_from_instance=lambda value: [str(value).lower()],
+        choices=("true", "false", "state", "gradients"),
+    ),
+]
 
 # --- The sections of a recipe: one dataclass each, and a sentence under each key --------------------------------------
 
@@ -303,9 +317,10 @@ class OptimizerConfig:
     """Of matrices; vectors (biases, LayerNorm) have none."""
     clip: Annotated[float, Positive()] = 1.0
     """Largest norm of the gradient."""
-    shard_over_data: bool = False
-    """Shard the moments over the data axis (ZeRO stage 1): each copy of the cube keeps and steps a share of its blocks,
-    and gathers the other weights after each step. Checkpoints do not depend on it."""
+    shard_over_data: ShardOption = False
+    """Shard the moments over the data axis (true or "state", ZeRO stage 1): each copy of the cube keeps and steps a
+    share of its blocks, and gathers the other weights after each step. "gradients": and sums of gradients too (stage
+    2). Checkpoints do not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +413,7 @@ def with_new_names(arguments: Sequence[str]) -> list[str]:
     new = {
         "--model.keep-gathered": "--model.no-reshard-after-forward",
         "--model.no-keep-gathered": "--model.reshard-after-forward",
+        "--optimizer.no-shard-over-data": "--optimizer.shard-over-data=false",
     }
     return [new.get(argument.replace("_", "-"), argument) for argument in arguments]
 

@@ -63,7 +63,8 @@ def _values(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(f"`{choice!r}`".replace("'", '"') for choice in get_args(hint))
     choices = [choice for choice in get_args(hint) if choice is not type(None)] or [hint]
-    return " or ".join({int: "whole number", float: "number", bool: "true or false", str: "text"}[c] for c in choices)
+    kinds = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    return " or ".join(kinds[c] if c in kinds else _values(c) for c in choices)
 
 
 def _default(key: Field[Any]) -> str:

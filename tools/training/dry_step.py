@@ -31,6 +31,7 @@ from tensor3d import CommStats, Cube, CubeShape, ExecutionPolicy, Sequences, kee
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import PackedBatch, TrainBatch
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.distributed.shadow_weights import shadow_of
 from tensor3d.layers.attention import Recompute
 from tensor3d.optim import GradScaler
@@ -184,7 +185,7 @@ def dry_step(
     micro_batches: int = 1,
     types: PrecisionConfig = PrecisionConfig(),  # noqa: B008  # frozen
     optimizer: OptimizerName = "adamw",
-    shard_over_data: bool = False,
+    shard_over_data: ShardOverData = False,
     recompute: Recompute = "none",
     reshard_after_forward: bool = True,
     keep_budget: int = 0,

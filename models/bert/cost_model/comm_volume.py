@@ -27,6 +27,7 @@ from tensor3d.cost_model.comm_volume import (
     vocab_projection,
 )
 from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.layers.attention import Recompute
 from tensor3d.sharding.param_layout import matrix, vector
 
@@ -97,11 +98,13 @@ def _dense_of_heads(config: BertConfig, masked: int, first: int) -> list[tuple[i
     return found + ([(first, config.hidden, config.hidden, "z")] if config.next_sentence else [])
 
 
-def ledger_traffic(config: BertConfig, wire: CommModel) -> Bytes:
-    """The sums of gradients that ranks hold copies of, once a step."""
-    by_sum = held(config, wire.shape, wire.rank).by_sum
+def ledger_traffic(config: BertConfig, wire: CommModel, *, shares: bool = False) -> Bytes:
+    """The sums of gradients that ranks hold copies of, once a step; `shares`: those over data alone in shares of it."""
+    here = held(config, wire.shape, wire.rank)
     return replicated_gradients(
-        wire, *(by_sum.get(each.sum_over, 0) for each in (vector("y"), vector("z"), matrix("z")))
+        wire,
+        *(here.by_sum.get(each.sum_over, 0) for each in (vector("y"), vector("z"), matrix("z"))),
+        shares=here.scattered(wire.shape)[2] if shares else None,
     )
 
 
@@ -124,7 +127,7 @@ def step_traffic(
     recompute: Recompute = "none",
     read: int | None = None,
     summed: int = 0,
-    shard_over_data: bool = False,
+    shard_over_data: ShardOverData = False,
     reduce_loss: bool = True,
 ) -> Bytes:
     """One optimiser step: its micro-batches, the ledger's sums, the gradient norm, and what the optimiser sends.
@@ -134,7 +137,8 @@ def step_traffic(
         norm: numbers in the sum of the gradient norm and what goes along with it, over all ranks; 1: nothing does, and
             copies over data have no need of one another; 0: gradients are not clipped.
         summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
-        shard_over_data: whether its state is sharded over data, so that weights are gathered after the step.
+        shard_over_data: whether its state is sharded over data, so that weights are gathered after the step, and
+            whether gradients are, which are then reduce-scattered.
     """
     one = micro_batch_traffic(
         config,
@@ -154,14 +158,17 @@ def step_traffic(
 
 
 def end_of_step_traffic(
-    config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0, shard_over_data: bool = False
+    config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0, shard_over_data: ShardOverData = False
 ) -> Bytes:
     """What comes once a step: the ledger's sums, the gradient norm and what the optimiser sends; arguments as
     `step_traffic`."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
-    norms = [wire.summed(everyone if norm > 1 else ("x", "y", "z"), norm, size), wire.summed(everyone, summed, size)]
-    return together([ledger_traffic(config, wire), *norms, *([_gathered(config, wire)] if shard_over_data else [])])
+    shares = shard_over_data == "gradients" and wire.size("data") > 1
+    of_norm = everyone if norm > 1 or shares else ("x", "y", "z")
+    norms = [wire.summed(of_norm, norm, size), wire.summed(everyone, summed, size)]
+    ledger = ledger_traffic(config, wire, shares=shares)
+    return together([ledger, *norms, *([_gathered(config, wire)] if shard_over_data else [])])
 
 
 def _gathered(config: BertConfig, wire: CommModel) -> Bytes:

@@ -29,6 +29,7 @@ from models.bert.cost_model.kept_operands import kept_products, layer_products
 from models.bert.cost_model.param_shapes import OptimizerName, held
 from tensor3d.cost_model.comm_volume import CommModel, Kept, Side, chunk, other
 from tensor3d.cost_model.step_cost import Memory, StepOptions
+from tensor3d.distributed.data_shares import ShardOverData
 
 Device = Literal["cpu", "cuda"]
 _MOMENTS, _STEPS = 2, 4  # of each element; bytes of each parameter's count of steps
@@ -56,7 +57,7 @@ def least_memory(
     *,
     optimizer: OptimizerName,
     device: Device,
-    shard_over_data: bool = False,
+    shard_over_data: ShardOverData = False,
     keep_buckets: bool | None = None,
     shadow_weights: bool = False,
 ) -> Memory:
@@ -65,19 +66,19 @@ def least_memory(
     Args:
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         device: with dropout of its probabilities, attention on a CPU keeps them.
-        shard_over_data: whether the optimiser's state is.
+        shard_over_data: whether the optimiser's state is, and whether gradients are.
         keep_buckets, shadow_weights: as of `ExecutionPolicy`.
     """
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire, shard_over_data)
-    gradients = weights
+    gradients = here.gradients(wire.shape, shard_over_data) * wire.parameter
     shadows = shadow_bytes(config, wire) if shadow_weights else 0
     layers, once_more, logits = _kept(config, wire, load, choice, device, shadow_weights)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start, or the memory of
     # those of the step before. A layer is computed again when the logits are gone.
     keeps = keep_buckets if keep_buckets is not None else device == "cpu" and not shard_over_data
-    stay = kept_buckets(config, wire) if keeps else 0
-    backward = layers + max(once_more, logits) + (gradients if choice.micro_batches > 1 else stay)
+    stay = kept_buckets(config, wire) if keeps and shard_over_data != "gradients" else 0
+    backward = layers + max(once_more, logits) + (weights if choice.micro_batches > 1 else stay)
     update = gradients + here.scaled(optimizer, shard_over_data) * wire.parameter
     return Memory(
         weights=weights,
@@ -103,7 +104,7 @@ def shadow_bytes(config: BertConfig, wire: CommModel) -> int:
     return 0 if wire.compute == wire.parameter else held(config, wire.shape, wire.rank).multiplied * wire.compute
 
 
-def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: bool = False) -> tuple[int, int]:
+def held_bytes(config: BertConfig, wire: CommModel, shard_over_data: ShardOverData = False) -> tuple[int, int]:
     """Of the weights, and of the optimiser's state: two moments of each element, or of each in this rank's shares over
     data, and a count of steps of each parameter."""
     here = held(config, wire.shape, wire.rank)

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Literal
 
 from models.bert.config import BertConfig
-from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
-from tensor3d.sharding.param_layout import Layout, chunk_bounds, copies, matrix, narrow, table, vector
+from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape, chunk_bounds
+from tensor3d.distributed.data_shares import ShardOverData
+from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
 
 OptimizerName = Literal["adamw", "lamb", "stable_adamw"]
 _NEXT_SENTENCE = 2  # classes
@@ -77,12 +78,26 @@ class ParamMemory:
     """In tensors with several dims."""
     gathered: int
     """Of the largest shares of the blocks, which all are padded to when they travel."""
+    shares_by_sum: dict[tuple[AxisName, ...], tuple[int, int]]
+    """Of `share` and of `gathered`, by the axes over which gradients are summed."""
 
-    def stepped(self, shard_over_data: bool) -> int:
+    def scattered(self, shape: CubeShape) -> tuple[int, int, int]:
+        """Of the gradients that are summed over data alone, which may lie in shares: in all, of this rank's shares, and
+        of the largest ones."""
+        alone = [axes for axes in self.by_sum if [axis for axis in axes if shape.size(axis) > 1] == ["data"]]
+        own, largest = (sum(self.shares_by_sum[axes][place] for axes in alone) for place in (0, 1))
+        return sum(self.by_sum[axes] for axes in alone), own, largest
+
+    def gradients(self, shape: CubeShape, shard_over_data: ShardOverData) -> int:
+        """Elements of `.grad` at rest."""
+        whole, own, _ = self.scattered(shape)
+        return self.total - (whole - own if shard_over_data == "gradients" else 0)
+
+    def stepped(self, shard_over_data: ShardOverData) -> int:
         """Elements that the optimiser steps on this rank, and has moments of."""
         return self.share if shard_over_data else self.total
 
-    def scaled(self, optimizer: OptimizerName, shard_over_data: bool = False) -> int:
+    def scaled(self, optimizer: OptimizerName, shard_over_data: ShardOverData = False) -> int:
         """Elements whose step the optimiser multiplies by a number of their tensor's, for which it has to keep it."""
         adapted = self.adapted_share if shard_over_data else self.adapted
         return {"adamw": 0, "lamb": adapted, "stable_adamw": self.stepped(shard_over_data)}[optimizer]
@@ -96,6 +111,7 @@ class ParamMemory:
 def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
     """What a rank holds of all parameters; rank 0 holds the most. Equal layers are looked at once."""
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
+    shares_by_sum: dict[tuple[AxisName, ...], tuple[int, int]] = {}
     tensors = adapted_tensors = adapted = multiplied = share = adapted_share = gathered = 0
     for parameter, number in _kinds(config):
         tensors += number
@@ -103,9 +119,11 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         columns = number * math.prod(others)
         first, last = chunk_bounds(rows, shape.data, place["data"])
         elements, own = rows * columns, (last - first) * columns
-        share, gathered = share + own, gathered - (-rows // shape.data) * columns
-        axes = parameter.layout.sum_over
+        largest, axes = -(-rows // shape.data) * columns, parameter.layout.sum_over
+        share, gathered = share + own, gathered + largest
         by_sum[axes] = by_sum.get(axes, 0) + elements
+        before = shares_by_sum.get(axes, (0, 0))
+        shares_by_sum[axes] = before[0] + own, before[1] + largest
         multiplied += elements if parameter.multiplies else 0
         if len(parameter.shape) > 1:
             adapted_tensors, adapted, adapted_share = adapted_tensors + number, adapted + elements, adapted_share + own
@@ -120,6 +138,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         share=share,
         adapted_share=adapted_share,
         gathered=gathered,
+        shares_by_sum=shares_by_sum,
     )
 
 

@@ -15,6 +15,7 @@ from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, chunk
 from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
 from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.distributed.cube_shape import CubeShape
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.packing import attended
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -122,8 +123,8 @@ class BertCosts:
     reduce: str = "fp32"
     """Type in which gradients travel."""
     optimizer: OptimizerName = "lamb"
-    shard_over_data: bool = False
-    """Whether the optimiser's state is."""
+    shard_over_data: ShardOverData = False
+    """Whether the optimiser's state is, and whether gradients are."""
     shadow_weights: bool = False
     """As of `ExecutionPolicy`: counted is its memory alone."""
     device: Device = "cuda"

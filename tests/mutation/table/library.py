@@ -118,10 +118,24 @@ MUTATIONS = (
     ),
     Mutation(
         "ledger-grad-replaced",
-        "tensor3d/distributed/grad_reducer.py",
+        "tensor3d/distributed/grad_arrival.py",
         old="torch._foreach_add_(sums, ",
         new="torch._foreach_copy_(sums, ",
         tests=("tests/distributed/test_grad_reducer.py",),
+    ),
+    Mutation(
+        "buckets-the-last-share-is-the-first",
+        "tensor3d/distributed/grad_buckets.py",
+        old="tail = flat[full * width :][piece.first : piece.last]",
+        new="tail = flat[:width][piece.first : piece.last]",
+        tests=("tests/distributed/test_data_shares.py::test_gradients_are_shares_of_those_of_one_device[1x1x1-data2]",),
+    ),
+    Mutation(
+        "ledger-forgets-shares-that-were-not-sent",
+        "tensor3d/distributed/grad_arrival.py",
+        old="        if self.in_shares:\n            self.gradient",
+        new="        if False:\n            self.gradient",
+        tests=("tests/distributed/test_data_shares.py::test_odd_passes_have_the_gradients_of_whole_ones",),
     ),
     Mutation(
         "ledger-sums-inside-accumulation",
@@ -201,8 +215,8 @@ MUTATIONS = (
     Mutation(
         "clip-copies-count",
         "tensor3d/optim/clip_grad.py",
-        old="[owns_for_norm(p, cube, of_all=along is not None) for p in held]",
-        new="[True for p in held]",
+        old="owned = [owns_for_norm(p.grad, cube, of_all=everywhere) for",
+        new="owned = [True for",
         tests=("tests/optim/test_clip_grad.py::test_each_block_counts_once",),
     ),
     Mutation(

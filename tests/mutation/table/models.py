@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         "memory-bound-without-earlier-gradients",
         "models/bert/cost_model/memory.py",
-        old="(gradients if choice.micro_batches > 1 else stay)",
+        old="(weights if choice.micro_batches > 1 else stay)",
         new="stay",
         tests=("tests/models/bert/cost_model/test_memory.py::test_what_is_bought_with_what",),
     ),
@@ -68,8 +68,8 @@ MUTATIONS = (
     Mutation(
         "traffic-of-a-step-without-the-norm",
         "models/bert/cost_model/comm_volume.py",
-        old="return together([ledger_traffic(config, wire), *norms,",
-        new="return together([ledger_traffic(config, wire),",
+        old="return together([ledger, *norms,",
+        new="return together([ledger,",
         tests=("tests/models/bert/cost_model/test_comm_volume.py", "tests/models/bert/cost_model/test_step_cost.py"),
     ),
     Mutation(

@@ -108,7 +108,7 @@ def test_all_cubes_compute_the_same(measured: dict[str, Any]) -> None:
 
 def test_the_table_shows_each_cube(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--cube", "1x2x1", "--data-parallel", "2", "--steps", "1", "--warmup", "1"]
-    known = ["--optimizer.shard-over-data", "--model.keep-budget", "1"]  # of which closed forms know
+    known = ["--optimizer.shard-over-data", "gradients", "--model.keep-budget", "1"]  # of which closed forms know
     known += ["--precision.compute", "bf16", "--speed.shadow-weights"]
     assert main(arguments(recipe, *more, *known)) == 0
     out = capsys.readouterr().out

@@ -195,6 +195,7 @@ def test_units_stand_for_numbers(
             "none",
         ],
         ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--shadow-weights", "--quick"],
+        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick"],
         ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
@@ -238,7 +239,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.data.max_sequences >= recipe.data.capacity // recipe.data.max_length
     assert recipe.data.masked_share == asked["masked_share"]
     assert (recipe.optimizer.kind, recipe.precision.reduce) == (asked["optimizer"], asked["reduce"])
-    assert recipe.optimizer.shard_over_data is asked["shard_over_data"]
+    assert recipe.optimizer.shard_over_data == asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     assert recipe.speed.shadow_weights is asked["shadow_weights"]
     assert (pick["memory"]["shadows"] > 0) is asked["shadow_weights"]
@@ -249,15 +250,17 @@ def test_the_printed_command_trains_on_the_pick(
 
 
 def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = re.findall(r"^\| (without|with `.*?`) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len(rows) == 2
+    rows = re.findall(r"^\| (without|with `.*?`) \| (.*) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == 3
     box = ["--model", "large", "--global-batch", "4096", "--cube", "1x1x1", "--data-parallel", "8"]
-    for (_, state, received, calls), more in zip(rows, ([], ["--shard-over-data"]), strict=True):
+    options = [], ["--shard-over-data"], ["--shard-over-data", "gradients"]
+    for (_, gradients, state, received, calls), more in zip(rows, options, strict=True):
         planned(tmp_path, "--gpu", "H100", *box, *more)
         printed = capsys.readouterr().out
-        assert f"optimiser {state}, " in printed
+        assert f"gradients {gradients}, optimiser {state}, " in printed
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
-        assert ("lamb, its state sharded over data" in printed) is bool(more)
+        sharded = ["lamb, its state sharded over data", "lamb, its state and gradients sharded over data"]
+        assert [text in printed for text in sharded] == [len(more) == 1, len(more) == 2]
 
 
 def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:

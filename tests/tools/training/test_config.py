@@ -117,6 +117,26 @@ def test_a_recipe_and_an_option_of_before_say_whether_gathered_weights_are_kept(
         read_config(recipe)
 
 
+def test_what_lies_in_shares_over_data_is_said_by_a_flag_or_a_word(tmp_path: Path) -> None:
+    recipe, option = tmp_path / "recipe.toml", "--optimizer.shard-over-data"
+    for text, wanted in (("true", True), ("false", False), ('"state"', "state"), ('"gradients"', "gradients")):
+        recipe.write_text(f"[optimizer]\nshard_over_data = {text}\n")
+        assert read_config(recipe).optimizer.shard_over_data == wanted
+    for words, wanted in (
+        ([option], True),
+        ([option, "--optimizer.lr", "0.1"], True),
+        ([option, "gradients"], "gradients"),
+        (["--optimizer.no-shard-over-data"], False),
+        ([], "gradients"),
+    ):
+        assert parse([str(recipe), *words]).settings.optimizer.shard_over_data == wanted
+    recipe.write_text('[optimizer]\nshard_over_data = "weights"\n')
+    with pytest.raises(
+        ValueError, match=r"optimizer\.shard_over_data must be of type bool or .*'gradients'.*'weights'"
+    ):
+        read_config(recipe)
+
+
 def test_positions_are_as_many_as_asked_for_or_needed() -> None:
     data = DataConfig(max_length=64)
     assert ModelConfig().config(data).positions == 64

@@ -189,10 +189,23 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, **told)
 
 
-def test_a_state_in_shares_is_part_of_it() -> None:
+def test_a_state_and_gradients_in_shares_are_part_of_it() -> None:
     recipe, shape = TrainConfig(batch=BatchConfig(global_batch=16)), CubeShape(y=2, data=4)
-    shared = replace(recipe, optimizer=replace(recipe.optimizer, shard_over_data=True))
-    plain, found = expect(recipe, shape), expect(shared, shape)
+    shared, both = (
+        replace(recipe, optimizer=replace(recipe.optimizer, shard_over_data=each)) for each in (True, "gradients")
+    )
+    plain, found, further = (expect(each, shape) for each in (recipe, shared, both))
+    here = held(found.config, shape)
+    scattered = further.traffic["data", "reduce-scatter"]
+    assert scattered == 4 * 3 * here.scattered(shape)[2]
+    assert found.traffic.total() - further.traffic.total() == pytest.approx(scattered, rel=0.01), (
+        "half of an all-reduce"
+    )
+    memory = expected_memory(both, shape, further, "cpu")
+    assert (memory.gradients, memory.optimizer) == (
+        4 * here.gradients(shape, "gradients"),
+        expected_memory(shared, shape, found, "cpu").optimizer,
+    )
     assert plain.load == found.load
     wire = CommModel(shape=shape)
     gathered = found.traffic["data", "all-gather"]

@@ -91,7 +91,7 @@ def test_the_model_has_neither_pooler_nor_next_sentence_head(run: Path) -> None:
     ("ranks", "where"),
     [
         pytest.param(8, ["--cube", "2x2x2"], id="2x2x2", marks=pytest.mark.slow),
-        pytest.param(2, ["--data-parallel", "2", "--optimizer.shard-over-data"], id="data2"),
+        pytest.param(2, ["--data-parallel", "2", "--optimizer.shard-over-data", "gradients"], id="data2"),
     ],
 )
 def test_losses_and_shares_do_not_depend_on_the_cube(

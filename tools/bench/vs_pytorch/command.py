@@ -140,8 +140,8 @@ class RivalsCommand(Sizes, Benchmark[list[str]]):
     cubes: str = "2x2x2,1x8x1,8x1x1"
     """Ours, as XxYxZ,XxYxZ+kept,...; ratios are to the first. One of fewer ranks is copied over data until all have
     work (1x1x1: copies alone); +kept: its layers keep gathered operands for backward, +keptN: N MiB of them
-    (keep_gathered); +zero: its copies over data
-    share the optimiser's state out (not for --what layer)."""
+    (keep_gathered); +zero: its copies over data share the optimiser's state out, +zero2: and gradients (not for --what
+    layer)."""
     rivals: str = ",".join(RIVALS)
     """PyTorch's, some of tp (tensor parallel with sequence parallelism), fsdp2 (fully_shard), fsdp2-prefetch (with two
     layers gathered ahead each way), tp+fsdp2 (both), ddp (copies) and ddp+zero (with ZeroRedundancyOptimizer; of a

@@ -34,6 +34,7 @@ from tensor3d import (
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim import AdamW, decay_groups
 from tensor3d.torch_private import merge_dims, storage_id
 from tools.bench.harness.benchmark import Count
@@ -217,19 +218,19 @@ def _pack(work: Work, random: np.random.Generator) -> Pack:
 # --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
 
 RIVALS = ("tp", "fsdp2", "fsdp2-prefetch", "tp+fsdp2", "ddp", "ddp+zero")
-_OWN = re.compile(r"(?P<cube>[^+]*)(?P<kept>\+kept(?P<budget>\d+)?)?(?P<zero>\+zero)?")
+_OWN = re.compile(r"(?P<cube>[^+]*)(?P<kept>\+kept(?P<budget>\d+)?)?(?P<zero>\+zero2?)?")
 
 
 class OwnName(NamedTuple):
-    """A cube of ours as it is named: XxYxZ, and behind it perhaps +kept or +keptN, and +zero."""
+    """A cube of ours as it is named: XxYxZ, and behind it perhaps +kept or +keptN, and +zero or +zero2."""
 
     cube: str
     kept: bool
     """Whether layers keep gathered operands for backward."""
     budget: int | None
     """MiB of them; None: all."""
-    zero: bool
-    """Whether copies over data share AdamW's state."""
+    zero: ShardOverData
+    """What copies over data share out: AdamW's state, or gradients too."""
 
     @classmethod
     def parse(cls, text: str) -> OwnName:
@@ -237,12 +238,12 @@ class OwnName(NamedTuple):
         found = _OWN.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"a cube is written XxYxZ, and behind it there may be +kept or +keptN (MiB), and +zero. Got {text}."
+                f"a cube is written XxYxZ, and behind it there may be +kept or +keptN (MiB), and +zero or "
+                f"+zero2. Got {text}."
             )
         budget = found["budget"]
-        return cls(
-            found["cube"], found["kept"] is not None, None if budget is None else int(budget), found["zero"] is not None
-        )
+        zero: ShardOverData = "gradients" if found["zero"] == "+zero2" else found["zero"] is not None
+        return cls(found["cube"], found["kept"] is not None, None if budget is None else int(budget), zero)
 
 
 # The same for all. Epsilon is BERT's; PyTorch's own default is another one.

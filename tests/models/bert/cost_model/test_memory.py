@@ -15,6 +15,7 @@ from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.cost_model.kept_operands import KeptCount
 from tensor3d.cost_model.step_cost import Memory, StepOptions
+from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim import AdamW
 from tests.models.toy import Shape, toy_config
 from tests.ranks import run_ranks
@@ -108,6 +109,35 @@ def test_a_state_in_shares_by_hand() -> None:
     assert held(config, CubeShape()).share == whole.total
     assert 3.9 < whole.scaled("stable_adamw") / whole.scaled("stable_adamw", True) <= 4
     assert whole.scaled("lamb", True) == whole.adapted_share < whole.share
+
+
+def test_gradients_in_shares_by_hand() -> None:
+    """Of all on copies of one rank; with x = 2 of what products multiply by, as sums of vectors go over x, too."""
+    config, shape = toy_config(67), CubeShape(data=4)
+    for rank in range(4):
+        here = held(config, shape, rank)
+        assert here.scattered(shape) == (here.total, here.share, here.gathered)
+        assert here.gradients(shape, "gradients") == here.share
+        assert here.gradients(shape, "state") == here.gradients(CubeShape(), "gradients") == here.total
+    box = CubeShape(x=2, data=2)
+    here = held(config, box)
+    matrices = [each for each in parameters(config) if "x" not in each.layout.sum_over]
+    whole, own, largest = here.scattered(box)
+    assert whole == sum(each.held(box, 0) for each in matrices)
+    assert own == largest == sum(-(-rows // 2) * columns for rows, columns in (e.local_shape(box, 0) for e in matrices))
+    assert here.gradients(box, "gradients") == here.total - whole + own
+
+    def memory(shards: ShardOverData, **options: Any) -> Memory:
+        wire = CommModel(shape=CubeShape(data=8))
+        choice = StepOptions(**options)
+        return least_memory(
+            PRESETS["large"], wire, LOAD, choice, optimizer="adamw", device="cpu", shard_over_data=shards
+        )
+
+    assert memory("gradients").gradients * 7.9 < memory("state").gradients == memory("state").weights
+    assert memory("state", micro_batches=2).peak == memory("gradients", micro_batches=2).peak, (
+        "held whole until the last"
+    )
 
 
 def test_a_layer_of_bert_large_by_hand() -> None:

@@ -16,7 +16,7 @@ from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import CommModel, times
 from tensor3d.cost_model.step_cost import StepOptions
-from tensor3d.sharding.param_layout import chunk_bounds
+from tensor3d.distributed.cube_shape import chunk_bounds
 
 SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
 MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
@@ -36,7 +36,8 @@ BATCH = Batch(packs=64, capacity=32, masked_per_pack=5)
     ids=["plain", "four", "recompute", "kept"],
 )
 def test_traffic_and_calls_of_a_step(config: BertConfig, optimizer: str, choice: StepOptions) -> None:
-    shape, shares = CubeShape(data=2, x=1, y=2, z=4), optimizer != "adamw"
+    shape = CubeShape(data=2, x=1, y=2, z=4)
+    shares = {"adamw": False, "lamb": True, "stable_adamw": "gradients"}[optimizer]
     costs = BertCosts(config=config, batch=BATCH, optimizer=optimizer, shard_over_data=shares)  # type: ignore[arg-type]
     cost, load = costs.cost(shape, choice), BATCH.load(shape, choice.micro_batches)
     assert (load.rows, load.lengths) == (64 // 2 // choice.micro_batches * 32, (32,) * (8 // choice.micro_batches))

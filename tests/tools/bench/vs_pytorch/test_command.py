@@ -204,15 +204,15 @@ def run(output: Path, *more: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--processes", "2", "--rivals", "ddp", "--steps", "2", "--warmup", "2"]
-    few += ["--cubes", "1x2x1+kept0,2x1x1,1x1x1+zero"]
+    few += ["--cubes", "1x2x1+kept0,2x1x1,1x1x1+zero,1x1x1+zero2"]
     content = run(tmp_path / "rivals.json", *few, "--rounds", "2")
-    assert [result["name"] for result in content["results"]] == ["1x2x1+kept0", "2x1x1", "1x1x1+zero", "ddp"]
-    assert [result["counts_equal"] for result in content["results"]] == [True, True, True, None]
+    assert [result["name"] for result in content["results"]] == [*few[-1].split(","), "ddp"]
+    assert [result["counts_equal"] for result in content["results"]] == [True, True, True, True, None]
     assert all(len(result["seconds"]) == 2 for result in content["results"])
     assert max(content["loss_differences"]) <= 1e-4
     assert len(content["loss_differences"]) == 2
     assert content["work"]["tokens"] == 32
-    zero, ddp = content["results"][2:]
+    zero, shared, ddp = content["results"][2:]
     parameters = sum(
         parameter.numel()
         for parameter in PlainBert(dataclasses.replace(CONFIG, layers=1, inner=64, positions=512)).parameters()
@@ -222,6 +222,8 @@ def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert ddp["rest_bytes"] == 4 * (4 * parameters + tensors), "weights, moments, counters of steps, the bucket"
     assert ddp["peak_bytes"] > ddp["rest_bytes"]
     assert zero["rest_bytes"] < 4 * (2 * parameters + 3 * tensors), "weights and half of the moments"
+    assert shared["rest_bytes"] == zero["rest_bytes"], "between steps there are no gradients"
+    assert sum(shared["received"].values()) < 0.7 * sum(zero["received"].values())
     assert "largest relative difference of first losses" in capsys.readouterr().out
 
 
