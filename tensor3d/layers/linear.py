@@ -31,6 +31,8 @@ class Projection3D(nn.Module):
     `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient, and goes when dA is
     computed, before dW. The most that is held at once grows by at most VH/yz.
 
+    Never in FP8 (`MixedPrecisionPolicy.fp8`): a loss reads what it returns.
+
     Args:
         hidden: H, divides by z.
         vocab: V.
@@ -93,7 +95,8 @@ class Projection3D(nn.Module):
                 f"Got {'none' if weight is None else 'a second one'}."
             )
         self._check_shape(used)
-        return matmul(x, used, self.cube, "z", self.bias, reshard_after_forward=self.reshard_after_forward)
+        reshard = self.reshard_after_forward
+        return matmul(x, used, self.cube, "z", self.bias, reshard_after_forward=reshard, fp8=False)
 
     def _check_shape(self, weight: Tensor) -> None:
         if tuple(weight.shape) != (self.vocab, self.hidden):
