@@ -1,4 +1,4 @@
-"""`bench precision`: whether a model learns the same in types of 16 bits as in fp32."""
+"""`bench precision`: whether a model learns the same in types of 16 bits, and of 8, as in fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from tensor3d import CubeShape
 from tools.bench.convergence import draw, to_the_end
@@ -20,7 +20,7 @@ from tools.common.log import progress
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
-Type = Literal["fp32", "bf16", "fp16"]
+Type = Literal["fp32", "bf16", "fp16", "fp8-rowwise", "fp8-tensorwise"]
 REFERENCE: Type = "fp32"
 
 
@@ -31,7 +31,8 @@ class PrecisionCommand(RecipeBenchmark):
     steps: int | None = None
     """Of each run; the learning rate is that of a run of so many. Default: run.steps of the recipe."""
     precisions: str = "fp32,bf16"
-    """fp32, and some of bf16 and fp16. fp16 is very slow on CPUs."""
+    """fp32, and some of bf16, fp16, fp8-rowwise and fp8-tensorwise: linear layers in FP8, all else in bf16. fp16 is
+    very slow on CPUs, and FP8 is emulated there."""
     cube: str = "1x1x1"
     """Sizes XxYxZ of the cube, in processes of this machine."""
     last: Count = 50
@@ -47,7 +48,8 @@ class PrecisionCommand(RecipeBenchmark):
         """What to train."""
         names = list(dict.fromkeys(text.strip() for text in self.precisions.split(",")))
         if not set(names) <= set(get_args(Type)) or REFERENCE not in names or len(names) < 2:
-            raise ValueError(f"--precisions must be fp32 and some of bf16 and fp16. Got {self.precisions!r}.")
+            others = ", ".join(name for name in get_args(Type) if name != REFERENCE)
+            raise ValueError(f"--precisions must be fp32 and some of {others}. Got {self.precisions!r}.")
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"--tolerance must be at least 0 and finite. Got {self.tolerance}.")
         settings = self.settings
@@ -90,7 +92,9 @@ class PrecisionCommand(RecipeBenchmark):
 
 def in_precision(recipe: TrainConfig, precision: Type) -> TrainConfig:
     """The recipe, computed in that type; what it says of the type in which gradients travel stays."""
-    return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, compute=precision))
+    kind, _, scaling = precision.partition("-")
+    types: Any = {"compute": "bf16" if kind == "fp8" else kind, "fp8": scaling or "off"}
+    return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, **types))
 
 
 def train(

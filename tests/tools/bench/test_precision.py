@@ -56,6 +56,9 @@ def test_only_the_type_of_computing_is_changed() -> None:
     changed = in_precision(recipe, "bf16")
     assert changed.precision.compute == "bf16"
     assert in_precision(changed, recipe.precision.compute) == recipe
+    rounded = in_precision(recipe, "fp8-tensorwise")
+    assert (rounded.precision.compute, rounded.precision.fp8) == ("bf16", "tensorwise")
+    assert in_precision(rounded, "bf16") == changed
 
 
 # Real processes
@@ -101,7 +104,7 @@ def test_fp32_comes_first(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--precisions", "bf16"], "must be fp32 and some of bf16 and fp16. Got 'bf16'"),
+        (["--precisions", "bf16"], "must be fp32 and some of bf16, fp16, fp8-rowwise, fp8-tensorwise. Got 'bf16'"),
         (["--precisions", "fp32"], "Got 'fp32'"),
         (["--precisions", "fp32,fp8"], "Got 'fp32,fp8'"),
         (["--tolerance", "-1"], "--tolerance must be at least 0 and finite. Got -1.0"),
