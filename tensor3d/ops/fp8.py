@@ -9,8 +9,9 @@ A' (M, K), B' (K, N): what one rank multiplies
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +66,19 @@ def quantise(x: Tensor, dim: int | None, kind: torch.dtype) -> tuple[Tensor, Ten
     return (x * as_type(scale.reciprocal(), x.dtype)).to(kind), scale
 
 
+def _as_written(region: Callable[..., Any], *inputs: Any) -> Any:
+    return region(*inputs)
+
+
 def fp8_product(
-    a: Tensor, b: Tensor, scaling: Scaling, bias: Tensor | None = None, *, kind: torch.dtype = E4M3, fast: bool = False
+    a: Tensor,
+    b: Tensor,
+    scaling: Scaling,
+    bias: Tensor | None = None,
+    *,
+    kind: torch.dtype = E4M3,
+    fast: bool = False,
+    regions: Callable[..., Any] = _as_written,
 ) -> Tensor:
     """`a @ b + bias` of a and b rounded to FP8, inside of autograd functions, without a graph.
 
@@ -79,20 +91,32 @@ def fp8_product(
         bias: (N,), in that type; added before rounding.
         kind: of a; b is E4M3 always, for the kernel takes no two E5M2.
         fast: sums with fewer than fp32's bits where the GPU is faster so (H100); emulation has all.
+        regions: a cube's, which may compile what quantises, to the same bits; it is asked where there is a kernel.
 
     Returns:
         (M, N) in the type of the inputs.
     """
     if not (a.numel() and b.numel()):
         return product(a, b, bias)
-    of_a, scale_a = quantise(a, 1 if scaling == "rowwise" else None, kind)
-    of_b, scale_b = quantise(b, 0 if scaling == "rowwise" else None, E4M3)
-    if has_kernel(a.device):
+    kernel, rowwise = has_kernel(a.device), scaling == "rowwise"
+    run = regions if kernel else _as_written
+    of_a, scale_a = _quantised(a, 1 if rowwise else None, kind, run)
+    of_b, scale_b = _quantised(b, 0 if rowwise else None, E4M3, run)
+    if kernel:
         left, right = _aligned(of_a), _aligned(of_b.t()).t()
         return scaled_mm(left, right, scale_a, scale_b, bias=bias, out_dtype=a.dtype, use_fast_accum=fast)
     wide = None if bias is None else bias.float()
     with without_autocast(a.device):
         return as_type(product(of_a.float() * scale_a, of_b.float() * scale_b, wide), a.dtype)
+
+
+def _quantised(x: Tensor, dim: int | None, kind: torch.dtype, run: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """`quantise`, of a matrix as it lies in memory: what compiles would copy a transposed one."""
+    if x.is_contiguous():
+        found: tuple[Tensor, Tensor] = run(quantise, x, dim, kind)
+        return found
+    of_x, scale = run(quantise, x.t(), None if dim is None else 1 - dim, kind)
+    return of_x.t(), scale.view(scale.shape[::-1])  # by `t` it would have strides that the kernel refuses
 
 
 def _aligned(x: Tensor) -> Tensor:

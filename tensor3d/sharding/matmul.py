@@ -143,9 +143,10 @@ class _Product(Function):
         shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
         ctx.scaling = scaling = _scaling(cube, w_full, fp8)
         if shift is not None and columns.size == 1:
-            c = _multiplied(a_full, w_full.t(), scaling, shift, fast=True)  # where nothing is summed, it adds the bias
+            # Where nothing is summed, the product itself adds it.
+            c = _multiplied(cube, a_full, w_full.t(), scaling, shift, fast=True)
         else:
-            c = reduce_scatter(_multiplied(a_full, w_full.t(), scaling, fast=True), columns).wait()
+            c = reduce_scatter(_multiplied(cube, a_full, w_full.t(), scaling, fast=True), columns).wait()
             if shift is not None:
                 c += shift
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
@@ -183,20 +184,26 @@ class _Product(Function):
         prefetch_next_weight(cube)
 
         kind = E4M3 if scaling is None else GRADIENTS[scaling]
-        sending_da = reduce_scatter(_multiplied(dc_full, w_full, scaling, kind=kind), rows) if needs_da else None
+        sending_da = reduce_scatter(_multiplied(cube, dc_full, w_full, scaling, kind=kind), rows) if needs_da else None
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
         del gathering_w, w_full, saved_w
         if needs_dw:
             # A scale of each row of dC' would be one of each term of these sums, which no kernel has.
             of_dw = scaling if scaling == "tensorwise" else None
-            dw = _multiplied(dc_full.t(), saved_a if gathering_a is None else gathering_a.wait(), of_dw, kind=kind)
+            dw = _multiplied(
+                cube, dc_full.t(), saved_a if gathering_a is None else gathering_a.wait(), of_dw, kind=kind
+            )
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None, None
 
 
-def _multiplied(a: Tensor, b: Tensor, scaling: Scaling | None, bias: Tensor | None = None, **options: Any) -> Tensor:
-    return product(a, b, bias) if scaling is None else fp8_product(a, b, scaling, bias, **options)
+def _multiplied(
+    cube: Cube, a: Tensor, b: Tensor, scaling: Scaling | None, bias: Tensor | None = None, **options: Any
+) -> Tensor:
+    if scaling is None:
+        return product(a, b, bias)
+    return fp8_product(a, b, scaling, bias, regions=cube.regions, **options)
 
 
 def _scaling(cube: Cube, w_full: Tensor, fp8: bool) -> Scaling | None:

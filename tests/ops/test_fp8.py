@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ UNIT = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 LEAST = {E4M3: 2.0**-10, E5M2: 2.0**-17}
 """Half of the distance between subnormal numbers."""
 KINDS = pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-SCALINGS = pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
+SCALING_NAMES: tuple[Scaling, ...] = ("rowwise", "tensorwise")
+SCALINGS = pytest.mark.parametrize("scaling", SCALING_NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +161,25 @@ def test_the_kernel_is_called_for_the_same_numbers(
     assert ((fp8_product(a.float(), b.float(), scaling, kind=kind) - emulated).abs() <= 2**-20 * size).all()
     assert ((fp8_product(a, b, scaling, bias, kind=kind, fast=True) - rounded).abs() <= 2**-7 * size).all()
     assert called == [False, True]
+
+
+def test_where_there_is_a_kernel_what_quantises_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def regions(region: Any, x: Tensor, *settings: Any) -> Any:
+        asked.append((region, x.is_contiguous()))
+        return region(x, *settings)
+
+    a, b = values(20, 48), values(32, 48).t()
+    for scaling in SCALING_NAMES:
+        wanted = fp8_product(a, b, scaling, regions=regions)
+        assert not asked, "only what the kernel is given"
+        with monkeypatch.context() as patched:
+            patched.setattr(fp8, "has_kernel", lambda _: True)
+            got = fp8_product(a, b, scaling, regions=regions)
+        assert asked == [(quantise, True)] * 2
+        torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-2)
+        asked.clear()
 
 
 def test_autocast_does_not_reach_the_emulation() -> None:

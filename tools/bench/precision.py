@@ -17,6 +17,7 @@ from tools.bench.harness.benchmark import Count, PictureFile, Report
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.harness.step_trial import RecipeBenchmark, check_cube, prepare_here
 from tools.common.log import progress
+from tools.common.machine import format_table
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
@@ -72,6 +73,8 @@ class PrecisionCommand(RecipeBenchmark):
         lines = [
             f"{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}",
             *table(results),
+            f"the loss on the way, means of {self.last} steps:",
+            *on_the_way(curves, self.last),
             verdict(results, self.tolerance),
         ]
         content = {
@@ -121,6 +124,8 @@ class PrecisionLoss:
     masked_lm_loss: Annotated[float, Column("masked-LM loss", ".4f")]
     masked_lm_difference: Annotated[float, Column("to fp32", "+.3%")]
     """(this - fp32) / fp32"""
+    largest_difference: Annotated[float, Column("largest on the way", ".3%")]
+    """Of the loss to that of fp32, as a share of it: of the means of as many steps, wherever they begin."""
     seconds_per_step: Annotated[float, milliseconds("ms a step")]
     """Median. Runs follow one another, so times are no comparison on a machine that has other work."""
 
@@ -151,10 +156,27 @@ def compare(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[Prec
                 loss_difference=(own - loss) / loss,
                 masked_lm_loss=own_masked_lm,
                 masked_lm_difference=(own_masked_lm - masked_lm) / masked_lm,
+                largest_difference=max(
+                    abs(one / other - 1)
+                    for one, other in zip(_means(run, last), _means(curves[REFERENCE], last), strict=True)
+                ),
                 seconds_per_step=statistics.median(step.seconds for step in run),
             )
         )
     return results
+
+
+def _means(run: Sequence[StepMetrics], last: int) -> list[float]:
+    """Of the losses of each so many steps that follow one another."""
+    return [statistics.fmean(step.loss for step in run[end - last : end]) for end in range(last, len(run) + 1)]
+
+
+def on_the_way(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[str]:
+    """All curves, up to each tenth of the steps that has as many before it."""
+    steps = len(curves[REFERENCE])
+    ends = [end for tenth in range(1, 11) if (end := steps * tenth // 10) >= last]
+    rows = [(name, *(f"{_means(run[:end], last)[-1]:.4f}" for end in ends)) for name, run in curves.items()]
+    return format_table(("to step", *map(str, ends)), rows)
 
 
 def verdict(results: Sequence[PrecisionLoss], tolerance: float) -> str:
