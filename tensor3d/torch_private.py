@@ -147,6 +147,9 @@ flash_attention: Any = private("ops.aten._flash_attention_forward")
 # What SDPA calls there for fp32; `tools.bench operators` counts it.
 efficient_attention: Any = private("ops.aten._scaled_dot_product_efficient_attention")
 
+# The product of matrices in FP8, on GPUs; on CPUs only the tests call it.
+scaled_mm: Callable[..., Tensor] = private("_scaled_mm")
+
 # What torch.compile makes of a linear layer on a CPU; without it MKL multiplies.
 onednn_linear: Any = private("ops.mkldnn._linear_pointwise")
 

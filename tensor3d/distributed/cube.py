@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -106,6 +107,10 @@ class Cube:
         (sharding/weight_slabs.py)."""
         self.shadows = ShadowWeights()
         """Copies of weights in the type of products, where `ExecutionPolicy.shadow_weights` says so."""
+        self.fp8_uses = Counter[str]()
+        """Where `MixedPrecisionPolicy.fp8` is set: how often this rank used a weight in FP8 ("fp8"), and how often not,
+        because its local sides do not divide by 16 ("sides"), its layer stays out ("kept out"), or autocast asked for
+        another type than bf16 ("type"). Gradients follow the forward passes that are counted."""
         self.numbers = ParamNumbers()
         self.seeded = False
         self._has_connected = False

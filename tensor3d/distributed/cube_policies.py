@@ -6,8 +6,11 @@ Master weights keep theirs (Micikevicius et al. 2018).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
+
+from tensor3d.ops.fp8 import Scaling
 
 # --- How a model's work is done, where the results are the same: what runs under what, and which kernels --------------
 
@@ -68,19 +71,34 @@ class MixedPrecisionPolicy:
     type of the parameters (or fp32 at least); shards are converted before they travel.
 
     Raises:
-        ValueError: what is no floating-point type.
+        ValueError: what is no floating-point type, an unknown scaling, or FP8 beside another type than bf16.
     """
 
     compute: torch.dtype | None = None
     """Of products, hidden states and what travels between their ranks. None: the type of the parameters."""
     reduce: torch.dtype | None = None
     """Of gradients of parameters while they are summed over ranks. None: the type of the parameters."""
+    fp8: Scaling | None = None
+    """Linear layers multiply in FP8 (ops/fp8.py), with a scale for each row and column, or for each matrix, of what a
+    rank multiplies: the forward product and the gradient of its input, and "tensorwise" that of its weight, too. All
+    else, what travels and what is saved, stays in `compute`, which must be bf16. So do the projection to a vocabulary,
+    narrow heads, attention itself, and weights whose local sides do not divide by 16; `Cube.fp8_uses` counts. GPUs from
+    Ada and Hopper on have a kernel; elsewhere it is emulated, which is slower than bf16 alone."""
 
     def __post_init__(self) -> None:
         for name in ("compute", "reduce"):
             dtype = getattr(self, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise ValueError(f"{name} must be a floating-point type such as torch.bfloat16, or None. Got {dtype}.")
+        if self.fp8 is None:
+            return
+        if self.fp8 not in get_args(Scaling):
+            raise ValueError(f"fp8 must be one of {', '.join(get_args(Scaling))}, or None. Got {self.fp8!r}.")
+        if self.compute != torch.bfloat16:
+            raise ValueError(
+                f"fp8={self.fp8!r} needs compute=torch.bfloat16, the type of what its kernels return. Got "
+                f"compute={self.compute}."
+            )
 
     def computed(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which something of a parameter of `dtype` is computed."""

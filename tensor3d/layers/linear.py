@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.fp8 import suits_fp8
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
 from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
 from tensor3d.sharding.param_layout import block, check_layout, constant, matrix, normal, vector
@@ -30,6 +31,8 @@ class Projection3D(nn.Module):
     Traffic as of `sharding.matmul`, but that the weight, gathered over x, stays for backward, which follows at once:
     `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient, and goes when dA is
     computed, before dW. The most that is held at once grows by at most VH/yz.
+
+    Never in FP8 (`MixedPrecisionPolicy.fp8`): a loss reads what it returns.
 
     Args:
         hidden: H, divides by z.
@@ -93,7 +96,8 @@ class Projection3D(nn.Module):
                 f"Got {'none' if weight is None else 'a second one'}."
             )
         self._check_shape(used)
-        return matmul(x, used, self.cube, "z", self.bias, reshard_after_forward=self.reshard_after_forward)
+        reshard = self.reshard_after_forward
+        return matmul(x, used, self.cube, "z", self.bias, reshard_after_forward=reshard, fp8=False)
 
     def _check_shape(self, weight: Tensor) -> None:
         if tuple(weight.shape) != (self.vocab, self.hidden):
@@ -161,6 +165,13 @@ class Linear3D(nn.Module):
         """The face of the input."""
         return self.face
 
+    @property
+    def in_fp8(self) -> bool:
+        """Whether its products are, in bf16's place: `MixedPrecisionPolicy.fp8` is set, and its local sides suit."""
+        rows, columns = self.cube.axis(other(self.face)).size, self.cube.axis(self.face).size
+        suits = suits_fp8(self.out_features // rows, self.in_features // columns)
+        return self.cube.precision.fp8 is not None and suits
+
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, K/z) on face z to (M/xz, N/y) on face y; y and z swapped on face y. A batch dim of 1 is kept."""
         if x.dim() == 3:
@@ -172,7 +183,8 @@ class Linear3D(nn.Module):
         bias = "" if self.bias is not None else ", bias=False"
         reads = lies(self.in_features, self.face, self.cube)
         gives = lies(self.out_features, other(self.face), self.cube)
-        return f"{self.in_features} -> {self.out_features}, {reads} -> {gives}, {block(self.weight)}{bias}"
+        fp8 = f", FP8 {self.cube.precision.fp8}" if self.in_fp8 else ""
+        return f"{self.in_features} -> {self.out_features}, {reads} -> {gives}, {block(self.weight)}{bias}{fp8}"
 
 
 _NOTHING: AbstractContextManager[None] = nullcontext()

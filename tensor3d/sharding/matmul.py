@@ -18,6 +18,7 @@ from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.fp8 import E4M3, GRADIENTS, Scaling, fp8_product, suits_fp8
 from tensor3d.ops.products import product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
@@ -59,6 +60,7 @@ def matmul(
     bias: nn.Parameter | None = None,
     *,
     reshard_after_forward: Reshard = True,
+    fp8: bool = True,
 ) -> Tensor:
     """`a @ weight.T + bias` of a matrix that lies on `face`; the result lies on the other face.
 
@@ -88,6 +90,9 @@ def matmul(
         bias: layout `vector(other(face))`.
         reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory. "input" keeps W'
             alone, "weight" A' alone.
+        fp8: False leaves it in the type of `a`, whatever `cube.precision.fp8` says. Else, where that is set and the
+            sides of W' divide by 16, A' W'^T and dC' W' are products in FP8, and "tensorwise" dC'^T A' is, too
+            (ops/fp8.py); their results are of the type of `a` again, so what travels and what is saved is the same.
 
     Raises:
         ValueError: `a` is no matrix of floating-point numbers, or one of other columns; `weight` or `bias` lies on the
@@ -111,7 +116,7 @@ def matmul(
     if a.dtype != torch.float64 and torch.is_autocast_enabled(a.device.type):  # which leaves float64 alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
-    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, position_in_pass(a, cube))
+    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, fp8, position_in_pass(a, cube))
 
 
 class _Product(Function):
@@ -124,6 +129,7 @@ class _Product(Function):
         cube: Cube,
         face: Face,
         reshard: Reshard,
+        fp8: bool,
         position: PassPosition,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
@@ -136,10 +142,12 @@ class _Product(Function):
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
         shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
+        ctx.scaling = scaling = _scaling(cube, w_full, fp8)
         if shift is not None and columns.size == 1:
-            c = product(a_full, w_full.t(), shift)  # where nothing is summed, the product itself adds it
+            # Where nothing is summed, the product itself adds it.
+            c = _multiplied(cube, a_full, w_full.t(), scaling, shift, fast=True)
         else:
-            c = reduce_scatter(product(a_full, w_full.t()), columns).wait()
+            c = reduce_scatter(_multiplied(cube, a_full, w_full.t(), scaling, fast=True), columns).wait()
             if shift is not None:
                 c += shift
         ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
@@ -154,8 +162,8 @@ class _Product(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
-        cube, face, weight, bias = ctx.cube, ctx.face, ctx.weight, ctx.bias
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None, None]:
+        cube, face, weight, bias, scaling = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.scaling
         rows, columns = cube.axis(other(face)), cube.axis(face)
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
 
@@ -176,14 +184,43 @@ class _Product(Function):
         dc_full, w_full = gathering_dc.wait(), saved_w if gathering_w is None else gathering_w.wait()
         prefetch_next_weight(cube)
 
-        sending_da = reduce_scatter(product(dc_full, w_full), rows) if needs_da else None
+        kind = E4M3 if scaling is None else GRADIENTS[scaling]
+        sending_da = reduce_scatter(_multiplied(cube, dc_full, w_full, scaling, kind=kind), rows) if needs_da else None
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
         del gathering_w, w_full, saved_w
         if needs_dw:
-            dw = product(dc_full.t(), saved_a if gathering_a is None else gathering_a.wait())
+            # A scale of each row of dC' would be one of each term of these sums, which no kernel has.
+            of_dw = scaling if scaling == "tensorwise" else None
+            dw = _multiplied(
+                cube, dc_full.t(), saved_a if gathering_a is None else gathering_a.wait(), of_dw, kind=kind
+            )
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
-        return sending_da.wait() if sending_da else None, None, None, None, None, None, None
+        return sending_da.wait() if sending_da else None, None, None, None, None, None, None, None
+
+
+def _multiplied(
+    cube: Cube, a: Tensor, b: Tensor, scaling: Scaling | None, bias: Tensor | None = None, **options: Any
+) -> Tensor:
+    if scaling is None:
+        return product(a, b, bias)
+    return fp8_product(a, b, scaling, bias, regions=cube.regions, **options)
+
+
+def _scaling(cube: Cube, w_full: Tensor, fp8: bool) -> Scaling | None:
+    """In which FP8 products with a gathered weight are. Type and sides of that alone decide, which forward and backward
+    share; nothing that travels depends on it."""
+    scaling = cube.precision.fp8
+    if scaling is None:
+        return None
+    if not fp8:
+        use = "kept out"
+    elif w_full.dtype != torch.bfloat16:
+        use = "type"
+    else:
+        use = "fp8" if suits_fp8(*w_full.shape) else "sides"
+    cube.fp8_uses[use] += 1
+    return scaling if use == "fp8" else None
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -105,6 +107,19 @@ def test_one_device_computes_in_half_as_well() -> None:
 def test_what_is_no_type_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"compute.*floating-point"):
         MixedPrecisionPolicy(compute=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"compute": torch.bfloat16, "fp8": "blockwise"}, r"one of rowwise, tensorwise, or None\. Got 'blockwise'"),
+        ({"fp8": "rowwise"}, r"needs compute=torch\.bfloat16.*Got compute=None"),
+        ({"compute": torch.float16, "fp8": "tensorwise"}, r"'tensorwise' needs .*Got compute=torch\.float16"),
+    ],
+)
+def test_fp8_that_cannot_be_had_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MixedPrecisionPolicy(**wrong)
 
 
 def test_autocast_leaves_narrow_heads_and_norms_alone() -> None:

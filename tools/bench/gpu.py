@@ -230,6 +230,34 @@ class GpuCommand(Subcommand):
             )
             for count in packs[1:]
         ]
+        if self.precision == "bf16":
+            stages.append(
+                Stage(
+                    name="fp8",
+                    why="linear layers in FP8, beside bf16 alone, eager and compiled",
+                    command=(
+                        *library,
+                        "--inputs",
+                        "padded",
+                        "--sequences",
+                        str(2 * packs[-1]),
+                        "--rounds",
+                        "3",
+                        "--warmup",
+                        "3",
+                        "--packs",
+                        str(packs[-1]),
+                        "--micro-batch",
+                        str(packs[-1]),
+                        *varlen,
+                        "--contenders",
+                        _IN_FP8,
+                        "--output",
+                        str(self.output / "fp8.json"),
+                    ),
+                    seconds=300,
+                )
+            )
         attention = (*bench, "attention", *histogram, "--heads", "16", "--longest", str(self.length))
         on_gpu = torch.cuda.is_available()
         stages += [
@@ -279,6 +307,12 @@ class GpuCommand(Subcommand):
 _CONTENDERS = (
     "transformers-masked,transformers-masked-compiled,transformers-unpadded,transformers-unpadded-compiled,ours,ours-rows,"
     "ours-rows-compiled,ours-graph"
+)
+
+
+_IN_FP8 = (
+    "transformers-masked,ours-rows,ours-rows-compiled,ours-rows-fp8,ours-rows-compiled-fp8,"
+    "ours-rows-compiled-tensorwise"
 )
 
 

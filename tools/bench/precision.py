@@ -1,4 +1,4 @@
-"""`bench precision`: whether a model learns the same in types of 16 bits as in fp32."""
+"""`bench precision`: whether a model learns the same in types of 16 bits, and of 8, as in fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from tensor3d import CubeShape
 from tools.bench.convergence import draw, to_the_end
@@ -17,10 +17,11 @@ from tools.bench.harness.benchmark import Count, PictureFile, Report
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.harness.step_trial import RecipeBenchmark, check_cube, prepare_here
 from tools.common.log import progress
+from tools.common.machine import format_table
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
-Type = Literal["fp32", "bf16", "fp16"]
+Type = Literal["fp32", "bf16", "fp16", "fp8-rowwise", "fp8-tensorwise"]
 REFERENCE: Type = "fp32"
 
 
@@ -31,7 +32,8 @@ class PrecisionCommand(RecipeBenchmark):
     steps: int | None = None
     """Of each run; the learning rate is that of a run of so many. Default: run.steps of the recipe."""
     precisions: str = "fp32,bf16"
-    """fp32, and some of bf16 and fp16. fp16 is very slow on CPUs."""
+    """fp32, and some of bf16, fp16, fp8-rowwise and fp8-tensorwise: linear layers in FP8, all else in bf16. fp16 is
+    very slow on CPUs, and FP8 is emulated there."""
     cube: str = "1x1x1"
     """Sizes XxYxZ of the cube, in processes of this machine."""
     last: Count = 50
@@ -47,7 +49,8 @@ class PrecisionCommand(RecipeBenchmark):
         """What to train."""
         names = list(dict.fromkeys(text.strip() for text in self.precisions.split(",")))
         if not set(names) <= set(get_args(Type)) or REFERENCE not in names or len(names) < 2:
-            raise ValueError(f"--precisions must be fp32 and some of bf16 and fp16. Got {self.precisions!r}.")
+            others = ", ".join(name for name in get_args(Type) if name != REFERENCE)
+            raise ValueError(f"--precisions must be fp32 and some of {others}. Got {self.precisions!r}.")
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"--tolerance must be at least 0 and finite. Got {self.tolerance}.")
         settings = self.settings
@@ -70,6 +73,8 @@ class PrecisionCommand(RecipeBenchmark):
         lines = [
             f"{self.recipe}: {settings.run.steps} steps on {shape}, means of the last {self.last}",
             *table(results),
+            f"the loss on the way, means of {self.last} steps:",
+            *on_the_way(curves, self.last),
             verdict(results, self.tolerance),
         ]
         content = {
@@ -90,7 +95,9 @@ class PrecisionCommand(RecipeBenchmark):
 
 def in_precision(recipe: TrainConfig, precision: Type) -> TrainConfig:
     """The recipe, computed in that type; what it says of the type in which gradients travel stays."""
-    return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, compute=precision))
+    kind, _, scaling = precision.partition("-")
+    types: Any = {"compute": "bf16" if kind == "fp8" else kind, "fp8": scaling or "off"}
+    return dataclasses.replace(recipe, precision=dataclasses.replace(recipe.precision, **types))
 
 
 def train(
@@ -117,6 +124,8 @@ class PrecisionLoss:
     masked_lm_loss: Annotated[float, Column("masked-LM loss", ".4f")]
     masked_lm_difference: Annotated[float, Column("to fp32", "+.3%")]
     """(this - fp32) / fp32"""
+    largest_difference: Annotated[float, Column("largest on the way", ".3%")]
+    """Of the loss to that of fp32, as a share of it: of the means of as many steps, wherever they begin."""
     seconds_per_step: Annotated[float, milliseconds("ms a step")]
     """Median. Runs follow one another, so times are no comparison on a machine that has other work."""
 
@@ -147,10 +156,27 @@ def compare(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[Prec
                 loss_difference=(own - loss) / loss,
                 masked_lm_loss=own_masked_lm,
                 masked_lm_difference=(own_masked_lm - masked_lm) / masked_lm,
+                largest_difference=max(
+                    abs(one / other - 1)
+                    for one, other in zip(_means(run, last), _means(curves[REFERENCE], last), strict=True)
+                ),
                 seconds_per_step=statistics.median(step.seconds for step in run),
             )
         )
     return results
+
+
+def _means(run: Sequence[StepMetrics], last: int) -> list[float]:
+    """Of the losses of each so many steps that follow one another."""
+    return [statistics.fmean(step.loss for step in run[end - last : end]) for end in range(last, len(run) + 1)]
+
+
+def on_the_way(curves: Mapping[str, Sequence[StepMetrics]], last: int) -> list[str]:
+    """All curves, up to each tenth of the steps that has as many before it."""
+    steps = len(curves[REFERENCE])
+    ends = [end for tenth in range(1, 11) if (end := steps * tenth // 10) >= last]
+    rows = [(name, *(f"{_means(run[:end], last)[-1]:.4f}" for end in ends)) for name, run in curves.items()]
+    return format_table(("to step", *map(str, ends)), rows)
 
 
 def verdict(results: Sequence[PrecisionLoss], tolerance: float) -> str:

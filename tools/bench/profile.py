@@ -25,6 +25,7 @@ from tools.bench.vs_transformers.contenders import (
     CONTENDERS,
     ROWS_COMPILED,
     Implementation,
+    check_fp8,
     make_sides,
     with_sizes,
     write_model,
@@ -108,6 +109,7 @@ class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
         """The lengths of sequences, and what to say of them."""
         listed("--preset", self.preset, PRESETS)
         listed("--contender", self.contender, CONTENDERS)
+        check_fp8([self.contender], [self.precision])
         return lengths_of(self.histogram, self.length, f"--length {self.length}. Raise that")
 
     def measure(self, plan: tuple[NDArray[np.int64], str]) -> Report:

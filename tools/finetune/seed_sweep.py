@@ -43,7 +43,7 @@ from tools.finetune.model_card import CARD, model_card, predicted_by
 from tools.finetune.pictures import draw_curves
 from tools.finetune.tasks import ComparedTask, Evaluation, FinetuneTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
-from tools.training.factory import precision, set_matmul_precision
+from tools.training.factory import fp8_remarks, precision, set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import RunLog
 
@@ -274,6 +274,8 @@ def _seed_result(
     trainer = FinetuneTrainer(task, recipe, cube, start.config, start.weights, seed=seed, steps=steps)
     if cube.rank == 0:
         _announce(task, trainer, first=seed == recipe.run.seeds[0])
+        for line in fp8_remarks(trainer.model, recipe.precision):
+            _log.info("%s", line)
 
     def shared() -> None:
         if not (command.folder / SETTINGS).exists():

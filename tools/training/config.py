@@ -332,6 +332,10 @@ class PrecisionConfig:
     with a dynamic loss scale, and is very slow on CPUs."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel to be summed."""
+    fp8: Literal["off", "rowwise", "tensorwise"] = "off"
+    """Linear layers multiply in FP8, beside compute = "bf16" alone: with a scale for each row and column, and gradients
+    of weights in bf16, or with one for each matrix (docs/algorithm.md). On GPUs from Ada and Hopper on by their
+    kernels, elsewhere emulated, which is slower than bf16. Traffic and kept memory are the same."""
     tf32: bool = True
     """Let GPUs that have TF32 use it for fp32 products."""
     loss_scale: Annotated[float, Positive()] = 65536.0
@@ -500,6 +504,7 @@ class TrainConfig:
         check_bounds(self)
         _check_data(self.data, self.model)
         check_kept(self.model.keep_budget, self.model.reshard_after_forward)
+        check_fp8(self.precision)
         self.data.masking(self.run.steps)  # checks the shares
         _check_schedule(self.optimizer)
         _check_ramp(self)
@@ -547,6 +552,15 @@ def check_kept(keep_budget: int, reshard_after_forward: bool) -> None:
         check_keep_budget(keep_budget, reshard_after_forward)
     except ValueError as problem:
         raise ValueError(f"model.{problem}") from None
+
+
+def check_fp8(precision: PrecisionConfig) -> None:
+    """Raises ValueError for FP8 beside another type than bf16."""
+    if precision.fp8 != "off" and precision.compute != "bf16":
+        raise ValueError(
+            f"precision.fp8 = {precision.fp8!r} needs precision.compute = 'bf16', the type of what its kernels return. "
+            f"Got {precision.compute!r}."
+        )
 
 
 def _check_replaced(recipe: TrainConfig) -> None:

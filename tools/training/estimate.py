@@ -373,8 +373,13 @@ def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows
         *([] if (generator := recipe.generator) is None else [("generator", _generator(generator))]),
         ("objective", _objective(recipe)),
         ("cube", f"{shape} = {shape.ranks} ranks"),
-        ("types", f"compute {recipe.precision.compute}, sums of gradients {recipe.precision.reduce}, weights fp32"),
+        ("types", _types(recipe.precision)),
     ]
+
+
+def _types(precision: PrecisionConfig) -> str:
+    fp8 = "" if precision.fp8 == "off" else f", linear layers in FP8 ({precision.fp8})"
+    return f"compute {precision.compute}{fp8}, sums of gradients {precision.reduce}, weights fp32"
 
 
 def _objective(recipe: TrainConfig) -> str:
@@ -508,6 +513,12 @@ def _remarks(
         *_worth_of_memory(recipe.speed, shape, device),
         "Left out of the time: evaluations, checkpoints, and what computing does not hide of the wire.",
     ]
+    if recipe.precision.fp8 != "off":
+        remarks.append("FP8 changes neither traffic nor what is kept. The time is that of products in bf16.")
+        if device == "cuda":
+            remarks.append(
+                "Not counted: what is multiplied in FP8 lies in memory beside the rest, one product at a time."
+            )
     if corpus is None:
         remarks.append(
             "Guessed from the recipe: lengths of sequences, and what follows from them. No corpus is prepared."

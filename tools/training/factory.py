@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.bert.cost_model.memory import Device
-from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy
 from tensor3d.attention.backends import AttentionRequest, choose
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule, StableAdamW, decay_groups
@@ -29,7 +29,17 @@ class _Computes(Protocol):
 def precision(recipe: PrecisionConfig) -> MixedPrecisionPolicy:
     """The types of a cube. fp32 is what the parameters are, so nothing is converted for it."""
     compute, reduce = (None if name == "fp32" else TYPES[name] for name in (recipe.compute, recipe.reduce))
-    return MixedPrecisionPolicy(compute=compute, reduce=reduce)
+    return MixedPrecisionPolicy(compute=compute, reduce=reduce, fp8=None if recipe.fp8 == "off" else recipe.fp8)
+
+
+def fp8_remarks(model: nn.Module, recipe: PrecisionConfig) -> list[str]:
+    """How many of a model's linear layers compute in FP8, in words; nothing where none is to."""
+    if recipe.fp8 == "off":
+        return []
+    layers = [module for module in model.modules() if isinstance(module, Linear3D)]
+    inside = sum(layer.in_fp8 for layer in layers)
+    others = f"; local sides of {len(layers) - inside} do not divide by 16" if inside < len(layers) else ""
+    return [f"linear layers in FP8 ({recipe.fp8}): {inside} of {len(layers)}{others}"]
 
 
 def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
@@ -88,7 +98,7 @@ def learning_rate(recipe: OptimizerConfig, steps: int) -> LRSchedule:
 
 
 def peak_type(recipe: PrecisionConfig) -> Compute:
-    """The type whose peak a step's FLOP/s are compared with."""
+    """The type whose peak a step's FLOP/s are compared with: bf16's also where some products are in FP8."""
     return "tf32" if recipe.compute == "fp32" and recipe.tf32 else recipe.compute
 
 

@@ -27,6 +27,7 @@ from tools.training.config import TrainConfig
 from tools.training.data import TrainData, held_out_data
 from tools.training.factory import (
     check_attention,
+    fp8_remarks,
     learning_rate,
     make_optimizer,
     make_scaler,
@@ -265,6 +266,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             watch=watch,
             passes=None if graphed is None else _as_one(graphed),
         )
+        self.state.remarks += fp8_remarks(self.model, recipe.precision)
         self._spikes = LossSpikeDetector(factor=recipe.run.loss_spike)
         self._peak = recipe.run.peak_tflops * 1e12 or peak(cube.device, peak_type(recipe.precision))
         self._compared_epoch = 0  # by the feed
@@ -307,6 +309,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             self.state.ending = cast(Ending, reason)
             return
         state = TrainState.of(progress, self.recipe.run.patience)
+        state.remarks += self.state.remarks
         checkpoint.load(folder, self.model, self.optimizer, self.cube, extra=self._extra())
         self.state = state
         if progress["ranks"] != self.cube.shape.ranks:  # no streams to go on with: others than those at the start

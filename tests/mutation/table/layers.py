@@ -59,6 +59,28 @@ MUTATIONS = (
         tests=(LINEAR,),
     ),
     Mutation(
+        "fp8-scale-that-cuts-off",
+        "tensor3d/ops/fp8.py",
+        old="_LARGEST = {E4M3: 8,",
+        new="_LARGEST = {E4M3: 9,",
+        tests=("tests/ops/test_fp8.py::test_rounding_is_all_that_is_lost",),
+        quick=True,
+    ),
+    Mutation(
+        "fp8-infinity-becomes-a-number",
+        "tensor3d/ops/fp8.py",
+        old="torch.where(largest.isfinite(), scale, math.nan)",
+        new="scale.nan_to_num()",
+        tests=("tests/ops/test_fp8.py::test_what_is_not_finite_stays_visible",),
+    ),
+    Mutation(
+        "fp8-gradients-of-weights-by-rows",
+        "tensor3d/sharding/matmul.py",
+        old='scaling if scaling == "tensorwise" else None',
+        new="scaling",
+        tests=("tests/layers/test_fp8.py::test_every_number_is_within_its_bound",),
+    ),
+    Mutation(
         "onednn-without-bias",
         "tensor3d/ops/products.py",
         old="(a, b.t(), bias, ",

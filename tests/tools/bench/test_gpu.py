@@ -60,7 +60,9 @@ def test_stages_are_chosen_in_the_order_of_their_worth() -> None:
     command = GpuCommand(output=Path("nowhere"), stages="library,facts", packs="4,8")
     assert [each.name for each in command.chosen()] == ["facts", "library"]
     names = [each.name for each in GpuCommand(output=Path("nowhere"), packs="4,8").chosen()]
-    assert names == ["facts", "tests", "profile", "library", "packs-8", "attention", "sorted", "doctor"]
+    assert names == ["facts", "tests", "profile", "library", "packs-8", "fp8", "attention", "sorted", "doctor"]
+    names = [each.name for each in GpuCommand(output=Path("nowhere"), packs="4", precision="fp32").chosen()]
+    assert "fp8" not in names, "which is beside bf16 alone"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_every_command_of_the_stages_can_be_read() -> None:
     """The options of other benchmarks change; a stage that gives an old one would fail on a lent machine."""
     commands = [each.command for each in GpuCommand(output=Path("results"), packs="4,8").chosen()]
     read = [type(parse(command[2:])).__name__ for command in commands if command[:2] == ("-m", "tools.bench")]
-    assert read == ["ProfileCommand", "LibraryCommand", "LibraryCommand", "AttentionCommand", "LibraryCommand"]
+    assert read == ["ProfileCommand", *["LibraryCommand"] * 3, "AttentionCommand", "LibraryCommand"]
     with pytest.raises(SystemExit):
         parse(["library", "--no-such-option", "1"])
 

@@ -13,7 +13,7 @@ import pytest
 from tools.bench import precision
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells, header
-from tools.bench.precision import compare, in_precision, verdict
+from tools.bench.precision import compare, in_precision, on_the_way, verdict
 from tools.training.config import TrainConfig, read_config
 from tools.training.metrics import StepMetrics
 
@@ -35,8 +35,17 @@ def test_figures_by_hand() -> None:
     fp32, bf16 = compare({"fp32": run_of(9, 3, 5), "bf16": run_of(9, 4.1, 4.1)}, last=2)
     assert (fp32.loss, fp32.masked_lm_loss, fp32.difference) == (8.0, 4.0, 0.0)
     assert (bf16.loss, bf16.loss_difference, bf16.difference) == pytest.approx((8.2, 0.025, 0.025))
-    assert cells(bf16) == ["bf16", "8.2000", "+2.500%", "4.1000", "+2.500%", "250.0"]
-    assert header(type(bf16)) == ["precision", "loss", "to fp32", "masked-LM loss", "to fp32", "ms a step"]
+    # Means of two steps: 12 and 8 in fp32, 13.1 and 8.2 in bf16.
+    assert cells(bf16) == ["bf16", "8.2000", "+2.500%", "4.1000", "+2.500%", "9.167%", "250.0"]
+    assert header(type(bf16)) == [
+        *("precision", "loss", "to fp32", "masked-LM loss", "to fp32", "largest on the way", "ms a step")
+    ]
+    lines = on_the_way({"fp32": run_of(*range(20)), "bf16": run_of(*[1] * 20)}, last=5)
+    assert [line.split() for line in lines] == [
+        ["to", "step", "6", "8", "10", "12", "14", "16", "18", "20"],
+        ["fp32", *(f"{2 * (end - 3):.4f}" for end in range(6, 21, 2))],
+        ["bf16", *["2.0000"] * 8],
+    ]
     assert verdict([fp32, bf16], 0.03) == (
         "all precisions agree: bf16 differs most, by 2.500% of the loss of fp32, at most 3.000%"
     )
@@ -56,6 +65,9 @@ def test_only_the_type_of_computing_is_changed() -> None:
     changed = in_precision(recipe, "bf16")
     assert changed.precision.compute == "bf16"
     assert in_precision(changed, recipe.precision.compute) == recipe
+    rounded = in_precision(recipe, "fp8-tensorwise")
+    assert (rounded.precision.compute, rounded.precision.fp8) == ("bf16", "tensorwise")
+    assert in_precision(rounded, "bf16") == changed
 
 
 # Real processes
@@ -101,7 +113,7 @@ def test_fp32_comes_first(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--precisions", "bf16"], "must be fp32 and some of bf16 and fp16. Got 'bf16'"),
+        (["--precisions", "bf16"], "must be fp32 and some of bf16, fp16, fp8-rowwise, fp8-tensorwise. Got 'bf16'"),
         (["--precisions", "fp32"], "Got 'fp32'"),
         (["--precisions", "fp32,fp8"], "Got 'fp32,fp8'"),
         (["--tolerance", "-1"], "--tolerance must be at least 0 and finite. Got -1.0"),

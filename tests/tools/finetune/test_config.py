@@ -56,6 +56,10 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
         ("[data]\nlabels = ['a']", r"data\.labels must be different, at least two"),
         ("[data]\ntrain = 'a.tsv'", r"data\.dev must name a file"),
         ("[model]\npreset = 'tiny'", r"give one of them\. Got None and None"),
+        (
+            "[model]\nvocab = 'embedded'\n[precision]\nfp8 = 'tensorwise'",
+            r"precision\.fp8 = 'tensorwise' needs precision",
+        ),
         ("[optimizer]\nlr = 0.0", r"optimizer\.lr must be above 0"),
         ("[optimizer]\nlayer_decay = 1.5", r"optimizer\.layer_decay must be above 0 and at most 1\. Got 1\.5"),
         ("[model]\nvocab = 'embedded'\nfrozen_layers = -1", r"frozen_layers must be at least 0"),

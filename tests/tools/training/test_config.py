@@ -75,6 +75,8 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
             "optimizer.warmup=0.6.*optimizer.decay=0.5",
         ),
         ("[precision]\ncompute = 'fp8'", "precision.compute.*bf16.*'fp8'"),
+        ("[precision]\nfp8 = 'rowwise'", r"precision.fp8 = 'rowwise' needs precision.compute = 'bf16'.*Got 'fp32'"),
+        ("[precision]\ncompute = 'bf16'\nfp8 = 'blocks'", r"precision.fp8.*rowwise.*tensorwise.*'blocks'"),
         ("[precision]\nloss_scale = 0", r"precision.loss_scale.*\b0.*\b0.0"),
         ("[precision]\ngrowth_interval = 0", r"precision.growth_interval.*\b1.*\b0"),
         ("[model]\npositions = 64", "model.positions=64.*data.max_length=128"),

@@ -284,6 +284,7 @@ DEEP: list[tuple[Changes, Changes]] = [
         {**MODERN, "layers": 11, "global_every": 3},
         {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")},
     ),
+    ({}, {"types": PrecisionConfig(compute="bf16", fp8="rowwise")}),
     ({**MODERN, "layers": 7}, {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")}),
     (
         {"family": "electra", "embedding": 16, "next_sentence": False, "layers": 6},
@@ -292,7 +293,7 @@ DEEP: list[tuple[Changes, Changes]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, (4,)))
+@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, (5,)))
 def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -> None:
     """All figures, to the byte; in models whose windows come in turns of two and three, too."""
     config, shape = toy_config(**{"vocab": 67, "layers": 11, **changes}), CubeShape(x=2, y=2, data=4)

@@ -274,6 +274,23 @@ def test_copies_of_weights_are_told() -> None:
     assert re.search(rf"their copies +{re.escape(copies)} \(speed\.shadow_weights\)", report(recipe, ONE))
 
 
+@pytest.mark.slow
+def test_fp8_is_told() -> None:
+    def told(fp8: Any, **run: Any) -> str:
+        return report(TrainConfig(precision=PrecisionConfig(compute="bf16", fp8=fp8), run=RunConfig(**run)), ONE)
+
+    text, plain = told("rowwise"), told("off")
+    assert "compute bf16, linear layers in FP8 (rowwise), sums of gradients fp32, weights fp32" in text
+    assert "FP8" not in plain
+    kept = [re.search(r"kept for backward .*", each) for each in (text, plain)]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    assert kept[0].group() == kept[1].group()
+    assert "FP8 changes neither traffic nor what is kept" in text
+    assert "Not counted: what is multiplied in FP8" not in text
+    assert "Not counted: what is multiplied in FP8" in told("tensorwise", peak_tflops=989.0)
+
+
 def test_figures_of_memory_promise_what_they_hold() -> None:
     def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
         return report(TrainConfig(speed=SpeedConfig(**changes)), shape)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensor3d import Attention3D, Cube
+from tensor3d import Attention3D, Cube, Linear3D
 from tensor3d.data import TrainBatch
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
@@ -20,7 +20,7 @@ from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.estimate import expect
-from tools.training.factory import asked_of_attention, check_graph
+from tools.training.factory import asked_of_attention, check_graph, fp8_remarks
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -88,6 +88,25 @@ def test_each_switch_reaches_model_cube_and_batches(
         assert trainer.model.bert.read_rows_only == switches.read_rows_only
         for step in steps:
             assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
+
+
+@pytest.mark.parametrize("fp8", ["rowwise", "tensorwise"])
+def test_fp8_reaches_the_layers_and_is_told(recipe: Path, corpus: Path, fp8: Any) -> None:
+    plain = dataclasses.replace(_without_dropout(recipe), precision=PrecisionConfig(compute="bf16"))
+    asked = dataclasses.replace(plain, precision=PrecisionConfig(compute="bf16", fp8=fp8))
+    trainer, _, found = _trained(asked, corpus)
+    wanted = _trained(plain, corpus)[2]
+    assert found == pytest.approx(wanted, rel=1e-2)
+    assert found != wanted
+    layers = sum(isinstance(module, Linear3D) for module in trainer.model.modules())
+    assert trainer.state.remarks == [f"linear layers in FP8 ({fp8}): {layers} of {layers}"]
+    uses = trainer.cube.fp8_uses
+    assert uses["fp8"] == layers * uses["kept out"] > 0, "the vocabulary's projection is used once a pass"
+    assert fp8_remarks(trainer.model, PrecisionConfig()) == []
+    odd = Linear3D(24, 32, trainer.cube)
+    assert fp8_remarks(odd, asked.precision)[0].endswith("0 of 1; local sides of 1 do not divide by 16")
+    assert f"FP8 {fp8}" in repr(trainer.model)
+    assert "FP8" not in repr(odd)
 
 
 def _received(recipe: TrainConfig, corpus: Path) -> tuple[int, int, int]:

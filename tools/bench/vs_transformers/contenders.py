@@ -7,7 +7,7 @@ clipping and AdamW, fused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tensor3d.attention.backends import Backend
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import PackedBatch
+from tensor3d.ops.fp8 import Scaling
 from tensor3d.optim import AdamW, decay_groups
 from tensor3d.torch_private import mark_dynamic
 from tools.bench.vs_transformers.data import PaddedBatch, Work
@@ -109,14 +110,18 @@ PLAIN, MASKED, MASKED_COMPILED = "transformers", "transformers-masked", "transfo
 UNPADDED, UNPADDED_COMPILED = "transformers-unpadded", "transformers-unpadded-compiled"
 OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
 GRAPHED = "ours-graph"
+ROWS_FP8, COMPILED_FP8, COMPILED_TENSORWISE = "ours-rows-fp8", "ours-rows-compiled-fp8", "ours-rows-compiled-tensorwise"
 LIBRARY = (PLAIN, MASKED, MASKED_COMPILED, UNPADDED, UNPADDED_COMPILED)
-CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, GRAPHED)
+FP8: dict[str, Scaling] = {ROWS_FP8: "rowwise", COMPILED_FP8: "rowwise", COMPILED_TENSORWISE: "tensorwise"}
+"""Whose linear layers multiply in FP8, and by which scales."""
+CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, GRAPHED, *FP8)
 """`transformers`' model as it is; the same with its masked-LM head on masked rows alone; its modules on
 our packs, by attention that knows sequences from one another; these two with each layer compiled; ours; ours whose last
-layer computes the rows alone that heads read; both of these with compiled regions; ours compiled, as CUDA graphs."""
+layer computes the rows alone that heads read; both of these with compiled regions; ours compiled, as CUDA graphs; ours
+of such rows in FP8, as it is and compiled."""
 UNPADDING = {UNPADDED, UNPADDED_COMPILED}
-COMPILING = {COMPILED, ROWS_COMPILED, MASKED_COMPILED, UNPADDED_COMPILED, GRAPHED}
-_READING_ROWS = {ROWS, ROWS_COMPILED}
+COMPILING = {COMPILED, ROWS_COMPILED, MASKED_COMPILED, UNPADDED_COMPILED, GRAPHED, COMPILED_FP8, COMPILED_TENSORWISE}
+_READING_ROWS = {ROWS, ROWS_COMPILED, *FP8}
 _ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}
 """What the library's models call their encoder."""
 _CLIP, _DECAY = 1.0, 0.01
@@ -130,6 +135,13 @@ class Checked:
     loss: float
     """Masked-LM plus next-sentence loss, in nats."""
     gradient_norm: float
+
+
+def check_fp8(contenders: Iterable[str], precisions: Iterable[str]) -> None:
+    """Raises ValueError for contenders in FP8 beside another type than bf16."""
+    inside, others = sorted(FP8.keys() & set(contenders)), [name for name in precisions if name != "bf16"]
+    if inside and others:
+        raise ValueError(f"{inside[0]} computes the rest in bf16. Got {others[0]}: leave one of them out.")
 
 
 class Implementation(ABC):
@@ -191,7 +203,8 @@ class Ours(Implementation):
     ) -> None:
         self.config, self.read_rows_only = config, name in _READING_ROWS
         speed = ExecutionPolicy(compile=name in COMPILING)
-        self._cube = Cube.single(device, precision=MixedPrecisionPolicy(compute=compute), speed=speed)
+        precision = MixedPrecisionPolicy(compute=compute, fp8=FP8.get(name))
+        self._cube = Cube.single(device, precision=precision, speed=speed)
         options = {"read_rows_only": self.read_rows_only, "backend": backend}
         self.model = BertForPreTraining(config, self._cube, **options).train()  # type: ignore[arg-type]
         filled = open_weights(folder).fill(self.model, self._cube)

@@ -18,6 +18,8 @@ from tools.bench.harness.figures import Column, flat, mebibytes, milliseconds, q
 from tools.bench.harness.memory import without_notes
 from tools.bench.vs_transformers.contenders import (
     COMPILED,
+    COMPILED_FP8,
+    COMPILED_TENSORWISE,
     CONTENDERS,
     GRAPHED,
     MASKED,
@@ -26,6 +28,7 @@ from tools.bench.vs_transformers.contenders import (
     PLAIN,
     ROWS,
     ROWS_COMPILED,
+    ROWS_FP8,
     UNPADDED,
     UNPADDED_COMPILED,
     Checked,
@@ -280,6 +283,9 @@ _COLOURS = {
     ROWS: COLOURS[2],
     COMPILED: COLOURS[4],
     ROWS_COMPILED: COLOURS[1],
+    ROWS_FP8: "#66CCEE",
+    COMPILED_FP8: "#AA3377",
+    COMPILED_TENSORWISE: "#BBCC33",
 }
 _KINDS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
 

@@ -36,6 +36,7 @@ from tools.bench.vs_transformers.contenders import (
     UNPADDING,
     Checked,
     Implementation,
+    check_fp8,
     make_sides,
     with_sizes,
     write_model,
@@ -255,7 +256,8 @@ class LibraryCommand(Benchmark[Task]):
     contenders: str = f"{PLAIN},{MASKED},{OURS}"
     """Some of transformers, transformers-masked (its masked-LM head on the masked rows alone; always there, to compare
     with), transformers-unpadded (its modules on our packs), both of these with -compiled, ours, ours-rows (the last
-    layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs)."""
+    layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs); in FP8,
+    beside bf16 alone, ours-rows-fp8, ours-rows-compiled-fp8, ours-rows-compiled-tensorwise."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
     length: Annotated[int, AtLeast(SHORTEST)] = 512
@@ -326,6 +328,7 @@ class LibraryCommand(Benchmark[Task]):
             for precision in precisions:
                 self.check_backend(config, precision)
         self.check_earlier(set(product(map(self.name_of, presets), precisions, inputs, contenders)))
+        check_fp8(contenders, precisions)
         if GRAPHED in contenders and _device().type != "cuda":
             raise ValueError(f"{GRAPHED} replays CUDA graphs, and no GPU is here. Leave it out of --contenders.")
         if COMPILING & set(contenders):

@@ -237,6 +237,10 @@ def test_contenders_must_agree() -> None:
         ({"contenders": "transformers,ours"}, "--contenders must have transformers-masked among them"),
         ({"contenders": "mine"}, "--contenders must be some of"),
         (
+            {"contenders": "transformers-masked,ours-rows-fp8", "precisions": "fp32,bf16"},
+            "ours-rows-fp8 computes the rest in bf16. Got fp32: leave one of them out",
+        ),
+        (
             {"architecture": "roberta", "contenders": "transformers-masked,transformers-unpadded"},
             "transformers-unpadded is made of the modules of the library's BERT. Got --architecture roberta: leave",
         ),

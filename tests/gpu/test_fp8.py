@@ -1,0 +1,90 @@
+"""On a GPU with a kernel, products in FP8 are those of the emulation, and so is what a model learns of them."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.bert import BertForPreTraining
+from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
+from tensor3d.ops import fp8
+from tensor3d.ops.fp8 import E4M3, E5M2, Scaling, fp8_product, has_kernel, quantise
+from tests.models.toy import lay, totals, toy_config, toy_packs
+from tests.single_device_reference import full
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cuda.is_available() and has_kernel(torch.device("cuda", 0))), reason="needs a GPU that multiplies FP8"
+)
+SCALINGS = pytest.mark.parametrize("scaling", get_args(Scaling))
+
+
+def _values(*shape: int) -> Tensor:
+    torch.manual_seed(shape[0])
+    return (torch.randn(shape) * torch.randn(shape[0], 1).exp()).bfloat16()
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_both_round_to_the_same_bits(kind: torch.dtype, dim: int | None) -> None:
+    x = _values(40, 64)
+    x[3] = 0
+    x[5, 7], x[6, 9] = math.inf, math.nan
+    for on_cpu, on_gpu in zip(quantise(x, dim, kind), quantise(x.cuda(), dim, kind), strict=True):
+        torch.testing.assert_close(on_gpu.cpu().float(), on_cpu.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@SCALINGS
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "inner"), [(64, 256), (1, 256), (37, 256), (48, 37), (0, 32)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_kernel_gives_what_is_emulated(
+    scaling: Scaling, fast: bool, biased: bool, rows: int, inner: int, transposed: bool
+) -> None:
+    a, b, bias = _values(rows, inner), _values(inner, 96), torch.randn(96).bfloat16() if biased else None
+    if transposed:
+        a, b = a.t().contiguous().t(), b.t().contiguous().t()
+    for kind in (E4M3, E5M2):
+        wanted = fp8_product(a, b, scaling, bias, kind=kind)
+        got = fp8_product(a.cuda(), b.cuda(), scaling, None if bias is None else bias.cuda(), kind=kind, fast=fast)
+        assert got.dtype == torch.bfloat16
+        # One rounding to bf16 in each; sums that are made fast have some 14 bits.
+        size = a.float().abs() @ b.float().abs() + (0 if bias is None else bias.float().abs())
+        most = (2**-7 + (2**-10 if fast else 0)) * size
+        assert ((got.cpu().float() - wanted.float()).abs() <= most).all()
+
+
+@SCALINGS
+def test_what_is_not_finite_stays_visible(scaling: Scaling) -> None:
+    a, b = _values(16, 32), _values(32, 16)
+    a[1, 3] = math.inf
+    lost = fp8_product(a.cuda(), b.cuda(), scaling).isnan().all(1).tolist()
+    assert lost == [scaling == "tensorwise" or row == 1 for row in range(16)]
+
+
+@SCALINGS
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_model_has_the_gradients_of_the_emulation(
+    scaling: Scaling, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for kernel in (True, False):
+        if not kernel:
+            monkeypatch.setattr(fp8, "has_kernel", lambda _: False)
+        policy = MixedPrecisionPolicy(compute=torch.bfloat16, fp8=scaling)
+        cube = Cube.single("cuda", precision=policy, speed=ExecutionPolicy(compile=compiled))
+        cube.manual_seed(0)
+        model, packs = BertForPreTraining(toy_config(67), cube), toy_packs(67, 16)
+        loss = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
+        loss.backward()
+        assert cube.fp8_uses["fp8"] > 0
+        found.append((loss.detach(), {n: full(p.grad) for n, p in model.named_parameters() if "qkv.bias" not in n}))
+    (loss, gradients), (wanted, others) = found
+    assert float((loss - wanted).abs() / wanted.abs()) < 1e-2
+    for name, gradient in gradients.items():
+        # Roundings of bf16 that differ turn into roundings of FP8 that do.
+        assert float((gradient - others[name]).norm()) <= 0.1 * float(others[name].norm()) + 1e-6, name
