@@ -74,6 +74,13 @@ MUTATIONS = (
         tests=("tests/ops/test_fp8.py::test_what_is_not_finite_stays_visible",),
     ),
     Mutation(
+        "fp8-scales-of-a-transposed-matrix",
+        "tensor3d/ops/fp8.py",
+        old="None if dim is None else 1 - dim, kind)",
+        new="dim, kind)",
+        tests=("tests/ops/test_fp8.py::test_the_error_is_within_its_bound",),
+    ),
+    Mutation(
         "fp8-gradients-of-weights-by-rows",
         "tensor3d/sharding/matmul.py",
         old='scaling if scaling == "tensorwise" else None',
