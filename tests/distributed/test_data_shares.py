@@ -354,6 +354,7 @@ def _held() -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_pass_holds_shares_and_what_travels() -> None:
     """Of eight gradients of 16 KiB. The first pass knows no order, and holds all of them at its end."""
     one = 4 * 64 * 64

@@ -198,6 +198,7 @@ def _states() -> dict[str, bool]:
     return found
 
 
+@pytest.mark.slow
 def test_a_state_goes_round() -> None:
     for found in run_ranks(2, _states):
         assert all(found.values()), found

@@ -106,6 +106,7 @@ def test_all_cubes_compute_the_same(measured: dict[str, Any]) -> None:
     assert measured["loss_difference"] == pytest.approx((max(losses) - min(losses)) / min(losses))
 
 
+@pytest.mark.slow
 def test_the_table_shows_each_cube(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--cube", "1x2x1", "--data-parallel", "2", "--steps", "1", "--warmup", "1"]
     known = ["--optimizer.shard-over-data", "gradients", "--model.keep-budget", "1"]  # of which closed forms know

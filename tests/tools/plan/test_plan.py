@@ -109,6 +109,7 @@ def test_the_page_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert re.findall(r"<h2>(.*?)</h2>", html.read_text())[::2] == ["Boxes of 1 rank", "Boxes of 4 ranks", "Asked"]
 
 
+@pytest.mark.slow
 def test_what_is_counted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, one = tmp_path / "plan.json", ["--layers", "5", "--cube", "2x2x2"]
     peaks = []
@@ -338,6 +339,7 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.err == "no box of these ranks holds the model\n"
 
 
+@pytest.mark.slow
 def test_the_real_step_beside_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     """4,096 ranks, in this process."""
     tiny = ["--model", "tiny", "--vocab", "500", "--capacity", "32", "--global-batch", "4096"]

@@ -240,6 +240,7 @@ def test_what_does_not_divide_is_refused(changes: dict[str, object], cube: CubeS
         report(recipe, cube)
 
 
+@pytest.mark.slow
 def test_a_batch_in_sequences_says_whether_it_is_sure_to_divide() -> None:
     batch = BatchConfig(global_batch=100, packing_rule="sequences", packs_per_rank=2, multiple_of=8)
     assert "Unknown until packing" not in report(TrainConfig(batch=batch), EIGHT)
