@@ -77,7 +77,8 @@ def in_shares(
     return there, sum(local(optimizer.state[p]["exp_avg"]).numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("shards", ["gradients", pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", ["gradients", True])
 def test_an_optimiser_in_shares_is_stored_once_and_read_by_any(shards: ShardOverData, tmp_path: Path) -> None:
     wanted, held = run_ranks(4, in_shares, (1, 2, 1, 2), shards, None, tmp_path)[0]
     contents = checkpoint.read_contents(tmp_path / "step-00000001")

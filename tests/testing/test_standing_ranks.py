@@ -229,6 +229,7 @@ def leaves_a_thread() -> None:
     threading.Thread(target=time.sleep, args=(60,), daemon=True, name="heart").start()
 
 
+@pytest.mark.slow
 def test_ranks_that_keep_a_thread_are_replaced_and_the_reason_is_told(standing: StandingRanks) -> None:
     before = standing.run(2, processes)
     standing.run(2, leaves_a_thread)

@@ -26,7 +26,13 @@ def counted(layers: int, cube: str, precision: str, longest: int, how: str = "")
     return count(config, CubeShape.parse(cube), compute, 4096, longest, kept, passes=0, shadow_weights=shadows)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=["-".join(row[:4]).strip("-") for row in ROWS])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id="-".join(row[:4]).strip("-"), marks=[pytest.mark.slow] if row[1] == "2x2x2" else [])
+        for row in ROWS
+    ],
+)
 def test_the_page_tells_what_is_counted(row: tuple[str, ...]) -> None:
     """Of 24 layers, by two depths: tensors of "meta" take no memory, and PyTorch computes their shapes in Python."""
     how, cube, precision, longest, *wanted = row

@@ -35,6 +35,7 @@ def test_a_command_line_asks_for_help_by_its_own_options_alone(words: list[str],
     assert asks_for_help(words) is asks
 
 
+@pytest.mark.slow
 def test_every_page_of_help_is_the_same_without_the_libraries_that_compute() -> None:
     done = python("-m", "tests.tools.common.help_pages")
     assert done.returncode == 0, done.stderr

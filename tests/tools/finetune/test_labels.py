@@ -285,6 +285,7 @@ def write_table(path: Path, count: int, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.slow
 def test_labels_are_learnt_and_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(tmp_path / "train.tsv", 160, 1)
     write_table(tmp_path / "dev.tsv", 40, 2)

@@ -189,6 +189,7 @@ def test_traffic_of_a_step_is_that_of_its_micro_batches() -> None:
     assert expected.traffic == step_traffic(expected.config, wire, *slots, micro_batches=6, **told)
 
 
+@pytest.mark.slow
 def test_a_state_and_gradients_in_shares_are_part_of_it() -> None:
     recipe, shape = TrainConfig(batch=BatchConfig(global_batch=16)), CubeShape(y=2, data=4)
     shared, both = (
@@ -292,6 +293,7 @@ def test_fp8_is_told() -> None:
     assert "Not counted: what is multiplied in FP8" in told("tensorwise", peak_tflops=989.0)
 
 
+@pytest.mark.slow
 def test_figures_of_memory_promise_what_they_hold() -> None:
     def told(changes: dict[str, Any], shape: CubeShape = ONE) -> str:
         return report(TrainConfig(speed=SpeedConfig(**changes)), shape)
