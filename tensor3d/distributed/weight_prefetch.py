@@ -157,7 +157,7 @@ class WeightPrefetcher:
         backward = backward_pass() != -1
         key: _Key = (tuple(map(id, weights)), backward, kind, tuple(axis.name for axis in rows), dtype)
         place = len(self._now)
-        if place < len(self._order) and self._order[place].key != key:
+        if place < len(self._order) and (self._order[place].key, self._order[place].gathers) != (key, gathers):
             self._astray = True
         if backward:
             following = bool(self._now) and self._now[-1].is_backward
