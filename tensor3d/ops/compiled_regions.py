@@ -74,19 +74,21 @@ class CompiledRegions:
                 is to be a tensor of no dims. Of tensors with two dims and more the last but one counts rows, of which
                 there may be another number each time; all else of their shapes stays.
         """
-        if not self.compiled and not torch.is_grad_enabled():  # as in every function of autograd's
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self(region, *inputs)
+        if not self.compiled or not _can_compile(inputs):
             return region(*inputs)
-        tensors = [each for each in inputs if isinstance(each, Tensor)]
-        with torch.no_grad():
-            if not self.compiled or not _can_compile(tensors):
-                return region(*inputs)
-            plain = [_open(each) if isinstance(each, Tensor) else each for each in inputs]
-            key = (region, *(_kind(each) if isinstance(each, Tensor) else each for each in plain))
-            if key not in self._made:
-                # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-                own = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=OPTIONS)
-                self._made[key] = own
-            return cast("R", self._made[key](*plain))
+        plain = [_plain(each) if isinstance(each, Tensor) else each for each in inputs]
+        key = (region, *[_kind(each) if isinstance(each, Tensor) else each for each in plain])
+        made = self._made.get(key)
+        if made is not None:  # and knows which dim is open
+            return cast("R", made(*plain))
+        # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
+        made = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=OPTIONS)
+        result = made(*[_open(each) if isinstance(each, Tensor) else each for each in plain])
+        self._made[key] = made
+        return cast("R", result)
 
     def switched(self, compiled: bool) -> CompiledRegions:
         """These, or new ones where they are not as told."""
@@ -96,16 +98,24 @@ class CompiledRegions:
         return vars(self) | {"_made": {}}  # a stored model takes its cube along; code is made anew
 
 
-def _can_compile(tensors: list[Tensor]) -> bool:
+def _can_compile(inputs: Sequence[Any]) -> bool:
     """Not where somebody follows the operators one by one, and not for so few rows that each number is its own code."""
-    if is_in_torch_dispatch_mode() or any(isinstance(each, FakeTensor) for each in tensors):
+    if is_in_torch_dispatch_mode():
         return False
-    return all(each.shape[-2] > 1 for each in tensors if each.dim() > 1)
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    return all(type(each) is not FakeTensor and (len(shape := each.shape) < 2 or shape[-2] > 1) for each in tensors)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers, as compiled code expects them in each call."""
+    if tensor.requires_grad or type(tensor) is not Tensor:  # a frozen parameter would be another kind
+        tensor = tensor.detach()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def _open(tensor: Tensor) -> Tensor:
     """The same numbers, with rows whose number is open; not the same object, on which that would stay written."""
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach()
     if tensor.dim() > 1:
         mark_dynamic(tensor, tensor.dim() - 2)
     return tensor

@@ -208,6 +208,8 @@ def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
             got, wanted = regions(chain, x, shift, 0.3), chain(x, shift, 0.3)
             assert not got[0].requires_grad
             assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(got, wanted, strict=True))
+            regions(chain, x, nn.Parameter(shift), 0.3)
+            regions(chain, x.detach(), nn.Parameter(shift, requires_grad=False), 0.3)
         x = torch.randn(24, 40, dtype=torch.float64).t()  # rows that do not follow one another
         assert torch.allclose(regions(chain, x, shift, 0.3)[0], chain(x, shift, 0.3)[0], atol=1e-12)
     assert len(regions._made) == 1
