@@ -63,13 +63,13 @@ class _AddDropped(Function):
         ctx.save_for_backward(kept)
         ctx.dropout, ctx.cube = dropout, cube
         ctx.result_face, ctx.made = face, "a residual sum"
-        return cube.regions(_added, residual, x, kept, scale_of(dropout, x))
+        return cube.regions(_added, residual, x, kept, scale_of(dropout, x, cube.regions))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (kept,) = ctx.saved_tensors
-        return dy, ctx.cube.regions(dropped, dy, kept, scale_of(ctx.dropout, dy)), None, None, None, None
+        (kept,), regions = ctx.saved_tensors, ctx.cube.regions
+        return dy, regions(dropped, dy, kept, scale_of(ctx.dropout, dy, regions)), None, None, None, None
 
 
 def _added(residual: Tensor, x: Tensor, kept: Tensor, scale: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class _AddAndNorm(Function):
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        axis, scale = cube.axis(face), None if kept is None else scale_of(dropout, addends[-1])
+        axis, scale = cube.axis(face), None if kept is None else scale_of(dropout, addends[-1], cube.regions)
         gain, shift = local(weight), None if bias is None else local(bias)
         if axis.size == 1:
             total, result, *rows = cube.regions(norm_alone, kept, scale, gain, shift, eps, *addends)
@@ -116,7 +116,7 @@ class _AddAndNorm(Function):
         total, weight, kept, *rows = ctx.saved_tensors
         cube, axis, over = ctx.cube, ctx.cube.axis(ctx.face), ctx.cube.over(*vector(ctx.face).sum_over)
         inputs = (dy, total, *rows, local(weight))
-        scale = None if kept is None else scale_of(ctx.dropout, dy)
+        scale = None if kept is None else scale_of(ctx.dropout, dy, cube.regions)
         if axis.size == 1:
             dx, ddropped, dgain, dshift = cube.regions(norm_alone_backward, *inputs, kept, scale)
         else:

@@ -64,6 +64,7 @@ class CompiledRegions:
         self.with_activations = device.type != "cpu"
         """Whether bias and activation are a region: on CPUs PyTorch's own kernels are faster (docs/compile.md)."""
         self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._numbers: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
         """`region(*inputs)`, without a graph.
@@ -90,12 +91,22 @@ class CompiledRegions:
         self._made[key] = made
         return cast("R", result)
 
+    def number(self, value: float, dtype: torch.dtype) -> Tensor:
+        """A number that is an input of regions, as a tensor of no dims: made once, and not to be written to."""
+        key = (value, dtype, torch.is_inference_mode_enabled())
+        known = self._numbers.get(key)
+        if known is None:
+            known = torch.full((), value, dtype=dtype, device=self._device)
+            if type(known) is Tensor:  # and no stand-in, which outside of its mode is of no use
+                self._numbers[key] = known
+        return known
+
     def switched(self, compiled: bool) -> CompiledRegions:
         """These, or new ones where they are not as told."""
         return self if compiled == self.compiled else CompiledRegions(compiled, self._device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_made": {}}  # a stored model takes its cube along; code is made anew
+        return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
 
 
 def _can_compile(inputs: Sequence[Any]) -> bool:

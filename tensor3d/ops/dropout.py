@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensor3d.ops.autograd_function import Function
+from tensor3d.ops.compiled_regions import CompiledRegions
 
 _VALUES = 2**16  # of the random bits of an element
 
@@ -64,10 +65,9 @@ def only(x: Tensor, kept: Tensor) -> Tensor:
     return kept.to(x.dtype).mul_(x)
 
 
-def scale_of(p: float, like: Tensor) -> Tensor:
-    """`gain_of` as a tensor beside `like`: of a number each value would be compiled anew."""
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return torch.full((), gain_of(p), dtype=wide, device=like.device)
+def scale_of(p: float, like: Tensor, regions: CompiledRegions) -> Tensor:
+    """`gain_of` for a region that scales what is like `like`: of a plain number each value would be compiled anew."""
+    return regions.number(gain_of(p), torch.promote_types(like.dtype, torch.float32))
 
 
 def dropped(x: Tensor, kept: Tensor, scale: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tensor3d.ops.as_type import as_type
 from tensor3d.torch_private import is_in_torch_dispatch_mode, is_there, onednn_linear
 
 _LEAST_SIDE = 64
@@ -21,6 +22,7 @@ _LEAST_TRANSPOSED = 2**16
 """Below these oneDNN's set-up costs more than it saves: rows, columns and inner size; their product; rows times columns
 where the left matrix is a transposed one, whose elements oneDNN puts in order first."""
 
+_NARROW = (torch.bfloat16, torch.float16)
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -38,6 +40,19 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if _suits_onednn(a, b) and onednn_is_faster():
         return by_onednn(a, b, bias)
     return a @ b if bias is None else torch.addmm(bias, a, b)
+
+
+def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """`product(a, b)` in another type. For fp32 of 16-bit matrices NVIDIA's kernels write the sums as they have them:
+    nothing is rounded to 16 bits, and nothing converted."""
+    if dtype == torch.float32 and a.dtype in _NARROW and _writes_sums(a.device):
+        return torch.mm(a, b, out_dtype=dtype)
+    return as_type(product(a, b), dtype)
+
+
+def _writes_sums(device: torch.device) -> bool:
+    """The device "meta" stands for a GPU."""
+    return (device.type == "cuda" and torch.version.hip is None) or device.type == "meta"
 
 
 def by_onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

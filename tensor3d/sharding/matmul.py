@@ -19,7 +19,7 @@ from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.fp8 import E4M3, GRADIENTS, Scaling, fp8_product, suits_fp8
-from tensor3d.ops.products import product
+from tensor3d.ops.products import product, wide_product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
@@ -29,6 +29,7 @@ from tensor3d.sharding.weight_slabs import (
     pass_gathered_weight,
     position_in_pass,
     prefetch_next_weight,
+    type_of_sum,
     weight_source,
 )
 from tensor3d.torch_private import free_storage, has_storage
@@ -191,10 +192,11 @@ class _Product(Function):
         del gathering_w, w_full, saved_w
         if needs_dw:
             # A scale of each row of dC' would be one of each term of these sums, which no kernel has.
-            of_dw = scaling if scaling == "tensorwise" else None
-            dw = _multiplied(
-                cube, dc_full.t(), saved_a if gathering_a is None else gathering_a.wait(), of_dw, kind=kind
-            )
+            a_full = saved_a if gathering_a is None else gathering_a.wait()
+            if scaling == "tensorwise":
+                dw = _multiplied(cube, dc_full.t(), a_full, scaling, kind=kind)
+            else:
+                dw = wide_product(dc_full.t(), a_full, type_of_sum(weight, cube))
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None, None
 

@@ -53,14 +53,18 @@ def block_or_shadow(parameter: Tensor, cube: Cube, dtype: torch.dtype) -> Tensor
     return cube.shadows.of(parameter, block, dtype)
 
 
+def type_of_sum(weight: Tensor, cube: Cube) -> torch.dtype:
+    """In which the gradient of W' is summed over x: where nothing travels, nothing is to be rounded for it."""
+    return weight.dtype if cube.axis("x").size == 1 else cube.precision.reduced(weight.dtype)
+
+
 def reduce_scatter_weight_grad(dw: Tensor, weight: Tensor, cube: Cube) -> CommHandle:
     """Starts the sum over x of the gradients of W'; the result has the local shape and the type of `weight`."""
-    x = cube.axis("x")
-    if x.size == 1:  # nothing travels, and nothing is to be rounded for it
-        return CommHandle(as_type(dw, weight.dtype))
+    x, dw = cube.axis("x"), as_type(dw, type_of_sum(weight, cube))
+    if x.size == 1:
+        return CommHandle(dw)
     chunk = -(-dw.shape[0] // x.size)
     own = local(weight).shape[0]
-    dw = as_type(dw, cube.precision.reduced(weight.dtype))
     return reduce_scatter(_pad_rows(dw, chunk * x.size), x).narrowed(own).converted(weight.dtype)
 
 
@@ -382,7 +386,7 @@ class WeightGroup:
         if is_first:
             expected = [each for each in self._members.values() if each.has_grad]
             shard = sum(each.slab.shard for each in expected)
-            dtype = cube.precision.reduced(member.weight.dtype)
+            dtype = type_of_sum(member.weight, cube)
             parts = torch.empty((x, shard), dtype=dtype, device=dw.device)
             self._sums[task] = _Sums(parts=parts, places=_places(expected))
         sums, slab = self._sums[task], member.slab

@@ -220,6 +220,20 @@ def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
     assert not stored._made
 
 
+def test_a_number_is_made_once() -> None:
+    """Where it is of use: neither a stand-in nor one of inference mode serves a pass that is trained."""
+    regions = CompiledRegions(False, CPU)
+    with FakeTensorMode():
+        assert type(regions.number(1.5, torch.float32)) is not Tensor
+    with torch.inference_mode():
+        assert regions.number(1.5, torch.float32).is_inference()
+    number = regions.number(1.5, torch.float32)
+    assert (number.item(), number.dtype, number.is_inference()) == (1.5, torch.float32, False)
+    assert regions.number(1.5, torch.float32) is number
+    assert regions.number(1.5, torch.float64).dtype == torch.float64
+    assert not pickle.loads(pickle.dumps(regions))._numbers
+
+
 def test_another_probability_of_dropout_is_no_other_region() -> None:
     """Every number that a region is called with is compiled anew, and kept."""
     cube = fused(Cube.single())

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tensor3d import Cube, Linear3D
 from tensor3d.ops import products
-from tensor3d.ops.products import product
+from tensor3d.ops.products import product, wide_product
 from tensor3d.sharding.param_layout import local
+from tools.bench.operators import OperatorCounter
 
 WITH_ONEDNN = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this build of PyTorch comes without oneDNN"
@@ -121,3 +122,15 @@ def test_which_processors(vendor: str, capability: str, slow: bool, monkeypatch:
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert products._mkl_is_slow.__wrapped__() is slow
+
+
+def test_sums_of_narrow_products_are_wide_where_a_gpu_writes_them() -> None:
+    """By the one operator, without a conversion; on a CPU what the narrow product gives."""
+    a, b = torch.randn(8, 24).bfloat16(), torch.randn(8, 40).bfloat16()
+    assert torch.equal(wide_product(a.t(), b, torch.float32), product(a.t(), b).float())
+    assert wide_product(a.t(), b, torch.bfloat16).dtype == torch.bfloat16
+    assert torch.equal(wide_product(a.t().double(), b.double(), torch.float64), a.t().double() @ b.double())
+    with OperatorCounter() as counter:
+        result = wide_product(a.t().to("meta"), b.to("meta"), torch.float32)
+    assert (result.dtype, result.shape) == (torch.float32, (24, 40))
+    assert counter.operators == {"mm": 1}

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -26,13 +26,15 @@ from models.bert.model import example_batch
 from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import SUPPORT
 from tensor3d.data.loader import settle
-from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves
+from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves, without_modes
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.vs_transformers.contenders import with_sizes
 from tools.training.dry_step import alone
 from tools.training.factory import TYPES
 
+R = TypeVar("R")
 OURS, LIBRARY = "ours", "transformers"
 _DEVICE = torch.device("meta")
 
@@ -63,6 +65,9 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
     shadow_weights: bool = False
     """Whether weights are converted once after a change (`ExecutionPolicy.shadow_weights`), as before the micro-batch
     that is counted."""
+    compile: bool = False
+    """Count each compiled region (`ExecutionPolicy.compile`) as one operator, which reads what it is given and writes
+    what it returns. Nothing is compiled, so the host is not timed."""
     contenders: str = f"{OURS},{LIBRARY}"
     """Which of the two; `transformers` is counted on one device."""
     passes: Count = 5
@@ -105,6 +110,7 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
                     self.kept,
                     self.passes,
                     shadow_weights=self.shadow_weights,
+                    compiled=self.compile,
                 )
             )
         if LIBRARY in names:
@@ -132,7 +138,7 @@ class OperatorFigures:
     collectives: Annotated[int, Column("collectives", ",")]
     moved_bytes: Annotated[int, Column("MiB beside products", ",.0f", 2.0**-20)]
     """Read and written by operators other than products and attention."""
-    host_seconds: Annotated[float, milliseconds("host ms")]
+    host_seconds: Annotated[float | None, milliseconds("host ms")]
     """Of the host between operators and views: the code around them and autograd; the least of some passes. What
     PyTorch does in one is left out, for on this device that is Python."""
     by_name: Mapping[str, int]
@@ -162,11 +168,28 @@ class OperatorCounter(TorchDispatchMode):
         elif name in _EMPTY or any(each.alias_info and not each.alias_info.is_write for each in schema.returns):
             self.views += 1
         else:
-            tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor)]
-            if tensors and all(each.device == _DEVICE for each in tensors):
-                self.operators[name] += 1
-                if name not in _PRODUCTS and "attention" not in name:
-                    self.moved_bytes += sum(_bytes(each) for each in {id(each): each for each in tensors}.values())
+            self.take(name, (args, kwargs, result))
+        return result
+
+    def take(self, name: str, involved: Any) -> None:
+        """One operator, with the tensors that it reads and writes."""
+        tensors = {id(each): each for each in tree_leaves(involved) if isinstance(each, Tensor)}.values()
+        if tensors and all(each.device == _DEVICE for each in tensors):
+            self.operators[name] += 1
+            if name not in _PRODUCTS and "attention" not in name:
+                self.moved_bytes += sum(map(_bytes, tensors))
+
+
+class _RegionsAsOne(CompiledRegions):
+    """A region is one operator to the counter that is inside it."""
+
+    counter: OperatorCounter | None = None
+
+    def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
+        with torch.no_grad(), without_modes():
+            result = region(*inputs)
+        if self.counter is not None:
+            self.counter.take(region.__name__, (inputs, result))
         return result
 
 
@@ -203,7 +226,7 @@ def host_seconds(take: Callable[[], object], passes: int) -> float:
                 work()
             beside = time.thread_time() - begun - clock.seconds
             kept.append(beside / clock.calls if work is alone else beside - clock.calls * min(telling))
-    return max(0.0, min(found, default=0.0))
+    return max(0.0, min(found))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -220,8 +243,9 @@ def count(
     passes: int = 1,
     *,
     shadow_weights: bool = False,
+    compiled: bool = False,
 ) -> OperatorFigures:
-    """Of our model on a box, eager.
+    """Of our model on a box.
 
     Args:
         rows: tokens of each rank on face y.
@@ -235,11 +259,14 @@ def count(
         speed = ExecutionPolicy(shadow_weights=shadow_weights)
         cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types, speed=speed)
         cube.manual_seed(0)
+        regions = _RegionsAsOne(False, _DEVICE)
+        if compiled:  # as it would be told, and nothing is: there need be no compiler
+            cube.speed, cube.regions = replace(speed, compile=True), regions
         with cube.skip_init():
             model = BertForPreTraining(config, cube, reshard_after_forward=not kept).train()
         batch, targets, sequences = example_batch(rows * shape.planes * shape.z, longest, cube)
         settle(batch)
-        found = _figures(model, lambda: model(batch, targets, sequences).loss, passes)
+        found = _figures(model, lambda: model(batch, targets, sequences).loss, 0 if compiled else passes, regions)
     return OperatorFigures(contender=OURS, cube=str(shape), **found)
 
 
@@ -263,8 +290,10 @@ def count_library(
     return OperatorFigures(contender=LIBRARY, cube="-", **found)
 
 
-def _figures(model: nn.Module, loss: Callable[[], Tensor], passes: int) -> dict[str, Any]:
-    """One pass to warm up, one that is counted, one more beside its gradients, and some that are timed."""
+def _figures(
+    model: nn.Module, loss: Callable[[], Tensor], passes: int, regions: _RegionsAsOne | None = None
+) -> dict[str, Any]:
+    """One pass to warm up, one that is counted, one more beside its gradients, and some that are timed, if any."""
 
     def take() -> None:
         loss().backward()
@@ -277,17 +306,18 @@ def _figures(model: nn.Module, loss: Callable[[], Tensor], passes: int) -> dict[
     model.zero_grad(set_to_none=True)
     torch.autograd.graph.increment_version(list(model.parameters()))  # as an optimiser's step has left them
     first, further = OperatorCounter(), OperatorCounter()
-    with first:
-        take()
-    with further:
-        take()
+    for counter in (first, further):
+        if regions is not None:
+            regions.counter = counter
+        with counter:
+            take()
     return {
         "operators": first.operators.total(),
         "further": further.operators.total(),
         "views": first.views,
         "collectives": first.collectives,
         "moved_bytes": first.moved_bytes,
-        "host_seconds": host_seconds(take_first, passes),
+        "host_seconds": host_seconds(take_first, passes) if passes else None,
         "by_name": dict(first.operators.most_common()),
     }
 

@@ -83,8 +83,8 @@ MUTATIONS = (
     Mutation(
         "fp8-gradients-of-weights-by-rows",
         "tensor3d/sharding/matmul.py",
-        old='scaling if scaling == "tensorwise" else None',
-        new="scaling",
+        old='if scaling == "tensorwise":',
+        new="if scaling is not None:",
         tests=("tests/layers/test_fp8.py::test_every_number_is_within_its_bound",),
     ),
     Mutation(
@@ -93,6 +93,20 @@ MUTATIONS = (
         old="(a, b.t(), bias, ",
         new="(a, b.t(), None, ",
         tests=("tests/ops/test_products.py",),
+    ),
+    Mutation(
+        "sums-rounded-before-they-are-wide",
+        "tensor3d/ops/products.py",
+        old="return torch.mm(a, b, out_dtype=dtype)",
+        new="return torch.mm(a, b).to(dtype)",
+        tests=("tests/ops/test_products.py",),
+    ),
+    Mutation(
+        "region-numbers-of-inference-in-training",
+        "tensor3d/ops/compiled_regions.py",
+        old="key = (value, dtype, torch.is_inference_mode_enabled())",
+        new="key = (value, dtype)",
+        tests=("tests/ops/test_compiled_regions.py::test_a_number_is_made_once",),
     ),
     Mutation(
         "onednn-for-small-products",
