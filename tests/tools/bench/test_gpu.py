@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tools.bench.__main__ import main, parse
 from tools.bench.gpu import GpuCommand, Outcome, Stage, run_stage, write_page
@@ -60,7 +61,9 @@ def test_stages_are_chosen_in_the_order_of_their_worth() -> None:
     command = GpuCommand(output=Path("nowhere"), stages="library,facts", packs="4,8")
     assert [each.name for each in command.chosen()] == ["facts", "library"]
     names = [each.name for each in GpuCommand(output=Path("nowhere"), packs="4,8").chosen()]
-    assert names == ["facts", "tests", "profile", "library", "packs-8", "fp8", "attention", "sorted", "doctor"]
+    assert names == ["facts", "tests", "profile", "packs-8", "library", "fp8", "attention", "sorted", "doctor"]
+    names = [each.name for each in GpuCommand(output=Path("nowhere"), packs="4,8,16,2").chosen()]
+    assert names[3:7] == ["packs-16", "library", "packs-8", "packs-2"]
     names = [each.name for each in GpuCommand(output=Path("nowhere"), packs="4", precision="fp32").chosen()]
     assert "fp8" not in names, "which is beside bf16 alone"
 
@@ -86,6 +89,14 @@ def test_every_command_of_the_stages_can_be_read() -> None:
     assert read == ["ProfileCommand", *["LibraryCommand"] * 3, "AttentionCommand", "LibraryCommand"]
     with pytest.raises(SystemExit):
         parse(["library", "--no-such-option", "1"])
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_cuda_graphs_are_asked_of_a_gpu_alone(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    stages = GpuCommand(output=Path("results"), packs="4,8").chosen()
+    graphed = [each.name for each in stages if any("ours-graph" in word for word in each.command)]
+    assert graphed == (["packs-8", "library"] if has_gpu else [])
 
 
 @pytest.mark.parametrize(

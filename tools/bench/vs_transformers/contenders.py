@@ -111,17 +111,20 @@ UNPADDED, UNPADDED_COMPILED = "transformers-unpadded", "transformers-unpadded-co
 OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
 GRAPHED = "ours-graph"
 ROWS_FP8, COMPILED_FP8, COMPILED_TENSORWISE = "ours-rows-fp8", "ours-rows-compiled-fp8", "ours-rows-compiled-tensorwise"
+ROWS_SHADOWS, COMPILED_SHADOWS = "ours-rows-shadows", "ours-rows-compiled-shadows"
 LIBRARY = (PLAIN, MASKED, MASKED_COMPILED, UNPADDED, UNPADDED_COMPILED)
 FP8: dict[str, Scaling] = {ROWS_FP8: "rowwise", COMPILED_FP8: "rowwise", COMPILED_TENSORWISE: "tensorwise"}
 """Whose linear layers multiply in FP8, and by which scales."""
-CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, GRAPHED, *FP8)
+CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, ROWS_SHADOWS, COMPILED_SHADOWS, GRAPHED, *FP8)
 """`transformers`' model as it is; the same with its masked-LM head on masked rows alone; its modules on
 our packs, by attention that knows sequences from one another; these two with each layer compiled; ours; ours whose last
-layer computes the rows alone that heads read; both of these with compiled regions; ours compiled, as CUDA graphs; ours
-of such rows in FP8, as it is and compiled."""
+layer computes the rows alone that heads read; both of these with compiled regions; ours of such rows with shadow
+weights, as it is and compiled; ours compiled, as CUDA graphs; ours of such rows in FP8, as it is and compiled."""
 UNPADDING = {UNPADDED, UNPADDED_COMPILED}
-COMPILING = {COMPILED, ROWS_COMPILED, MASKED_COMPILED, UNPADDED_COMPILED, GRAPHED, COMPILED_FP8, COMPILED_TENSORWISE}
-_READING_ROWS = {ROWS, ROWS_COMPILED, *FP8}
+COMPILING = {MASKED_COMPILED, UNPADDED_COMPILED, COMPILED, ROWS_COMPILED, COMPILED_SHADOWS, GRAPHED}
+COMPILING |= {COMPILED_FP8, COMPILED_TENSORWISE}
+_SHADOWING = {ROWS_SHADOWS, COMPILED_SHADOWS}
+_READING_ROWS = {ROWS, ROWS_COMPILED, *_SHADOWING, *FP8}
 _ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}
 """What the library's models call their encoder."""
 _CLIP, _DECAY = 1.0, 0.01
@@ -202,7 +205,7 @@ class Ours(Implementation):
         backend: Backend = "auto",
     ) -> None:
         self.config, self.read_rows_only = config, name in _READING_ROWS
-        speed = ExecutionPolicy(compile=name in COMPILING)
+        speed = ExecutionPolicy(compile=name in COMPILING, shadow_weights=name in _SHADOWING)
         precision = MixedPrecisionPolicy(compute=compute, fp8=FP8.get(name))
         self._cube = Cube.single(device, precision=precision, speed=speed)
         options = {"read_rows_only": self.read_rows_only, "backend": backend}

@@ -256,8 +256,9 @@ class LibraryCommand(Benchmark[Task]):
     contenders: str = f"{PLAIN},{MASKED},{OURS}"
     """Some of transformers, transformers-masked (its masked-LM head on the masked rows alone; always there, to compare
     with), transformers-unpadded (its modules on our packs), both of these with -compiled, ours, ours-rows (the last
-    layer computes the rows that heads read), ours-compiled, ours-rows-compiled, ours-graph (as CUDA graphs); in FP8,
-    beside bf16 alone, ours-rows-fp8, ours-rows-compiled-fp8, ours-rows-compiled-tensorwise."""
+    layer computes the rows that heads read), ours-compiled, ours-rows-compiled, both with -shadows (shadow
+    weights), ours-graph (as CUDA graphs); in FP8, beside bf16 alone, ours-rows-fp8, ours-rows-compiled-fp8,
+    ours-rows-compiled-tensorwise."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
     length: Annotated[int, AtLeast(SHORTEST)] = 512
