@@ -17,7 +17,7 @@ from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, biased, biased_backward
 from tensor3d.ops.autograd_function import Function, once_differentiable
-from tensor3d.ops.dropout import dropped, keep_mask, scale_of
+from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of
 from tensor3d.sharding.activation_layout import Face, check_divides
 from tensor3d.sharding.param_layout import local, vector
 
@@ -54,16 +54,17 @@ class _BiasActivation(Function):
 def add_dropped(residual: Tensor, x: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
     """residual + dropout(x) on `face`. Sends nothing; saves a byte an element."""
     check_dropout(dropout, cube)
-    return _AddDropped.apply(residual, x, keep_mask(x, dropout), dropout, cube, face)
+    return _AddDropped.apply(residual, x, draw_of(x, dropout, cube.regions), dropout, cube, face)
 
 
 class _AddDropped(Function):
     @staticmethod
-    def forward(ctx: Any, residual: Tensor, x: Tensor, kept: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
-        ctx.save_for_backward(kept)
+    def forward(ctx: Any, residual: Tensor, x: Tensor, draw: Tensor, dropout: float, cube: Cube, face: Face) -> Tensor:
+        total, kept = cube.regions(_added, residual, x, draw, scale_of(dropout, x, cube.regions))
+        ctx.save_for_backward(draw if kept is None else kept)
         ctx.dropout, ctx.cube = dropout, cube
         ctx.result_face, ctx.made = face, "a residual sum"
-        return cube.regions(_added, residual, x, kept, scale_of(dropout, x, cube.regions))
+        return total
 
     @staticmethod
     @once_differentiable
@@ -72,8 +73,9 @@ class _AddDropped(Function):
         return dy, regions(dropped, dy, kept, scale_of(ctx.dropout, dy, regions)), None, None, None, None
 
 
-def _added(residual: Tensor, x: Tensor, kept: Tensor, scale: Tensor) -> Tensor:
-    return residual + dropped(x, kept, scale)
+def _added(residual: Tensor, x: Tensor, draw: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
+    kept = mask_of(draw, x)
+    return residual + dropped(x, kept, scale), None if kept is draw else kept
 
 
 # --- The gated feed-forward block -------------------------------------------------------------------------------------

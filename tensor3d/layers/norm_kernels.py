@@ -16,7 +16,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
-from tensor3d.ops.dropout import dropped, keep_mask, scale_of
+from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of
 from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.param_layout import local, vector
 
@@ -77,8 +77,8 @@ def add_and_norm(
     Sends what `LayerNorm3D` does. Saved for backward: the sum (a single addend: itself), three numbers a row, and with
     dropout a byte an element.
     """
-    kept = keep_mask(addends[-1], dropout) if dropout else None
-    return _AddAndNorm.apply(weight, bias, cube, face, eps, kept, dropout, *addends)
+    draw = draw_of(addends[-1], dropout, cube.regions) if dropout else None
+    return _AddAndNorm.apply(weight, bias, cube, face, eps, draw, dropout, *addends)
 
 
 class _AddAndNorm(Function):
@@ -90,22 +90,22 @@ class _AddAndNorm(Function):
         cube: Cube,
         face: Face,
         eps: float,
-        kept: Tensor | None,
+        draw: Tensor | None,
         dropout: float,
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        axis, scale = cube.axis(face), None if kept is None else scale_of(dropout, addends[-1], cube.regions)
+        axis, scale = cube.axis(face), None if draw is None else scale_of(dropout, addends[-1], cube.regions)
         gain, shift = local(weight), None if bias is None else local(bias)
         if axis.size == 1:
-            total, result, *rows = cube.regions(norm_alone, kept, scale, gain, shift, eps, *addends)
+            total, kept, result, *rows = cube.regions(norm_alone, draw, scale, gain, shift, eps, *addends)
         else:
-            total, moments = cube.regions(add_and_measure, kept, scale, *addends)
+            total, kept, moments = cube.regions(add_and_measure, draw, scale, *addends)
             total = addends[0] if total is None else total
             gathered = gather_statistics(moments, axis)
             result, *rows = cube.regions(norm_by, total, gathered, gain, shift, eps)
         total = addends[0] if total is None else total
-        ctx.save_for_backward(total, weight, kept, *rows)
+        ctx.save_for_backward(total, weight, draw if kept is None else kept, *rows)
         ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.dropout = weight, bias, cube, face, dropout
         ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
         return result
@@ -136,23 +136,28 @@ class _AddAndNorm(Function):
 # --- regions --------------------------------------------------------------------------------------------------------
 
 
-def add_and_measure(kept: Tensor | None, scale: Tensor | None, *addends: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The sum of `addends`, of the last one what is `kept`, times `scale`; and its `local_moments`, (M', 3).
+def add_and_measure(
+    draw: Tensor | None, scale: Tensor | None, *addends: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The sum of `addends`, of the last one what dropout leaves (`mask_of`), times `scale`; the mask; and the sum's
+    `local_moments`, (M', 3).
 
-    The sum of one addend that is kept whole is None: a region returns no input.
+    The sum of one addend without dropout is None, and so is a mask that was given: a region returns no input.
     """
-    total = _sum_of(kept, scale, *addends)
-    return total, local_moments(widened(addends[0] if total is None else total))
+    total, kept = _sum_of(draw, scale, *addends)
+    return total, kept, local_moments(widened(addends[0] if total is None else total))
 
 
-def _sum_of(kept: Tensor | None, scale: Tensor | None, *addends: Tensor) -> Tensor | None:
-    total = addends[0]
-    if kept is None and len(addends) == 1:
-        return None
-    last = addends[-1] if kept is None else dropped(addends[-1], kept, scale)
+def _sum_of(draw: Tensor | None, scale: Tensor | None, *addends: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    total, last = addends[0], addends[-1]
+    if draw is None and len(addends) == 1:
+        return None, None
+    kept = None if draw is None else mask_of(draw, last)
+    if kept is not None:
+        last = dropped(last, kept, scale)
     for each in addends[1:-1]:
         total = total + each
-    return total + last if len(addends) > 1 else last
+    return total + last if len(addends) > 1 else last, None if kept is draw else kept
 
 
 def norm_by(
@@ -166,11 +171,11 @@ def norm_by(
 
 
 def norm_alone(
-    kept: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    draw: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """Both of the above, where one member has all columns: without moments put together for others, which would part
     the kernel in two."""
-    total = _sum_of(kept, scale, *addends)
+    total, kept = _sum_of(draw, scale, *addends)
     x = addends[0] if total is None else total
     wide = widened(x)
     center = wide.mean(1, keepdim=True)
@@ -179,7 +184,7 @@ def norm_alone(
     deviation = centered - offset
     rstd = (deviation.square().mean(1, keepdim=True) + eps).rsqrt()
     result = deviation * rstd * gain
-    return total, (result if shift is None else result + shift).to(x.dtype), center, offset, rstd
+    return total, kept, (result if shift is None else result + shift).to(x.dtype), center, offset, rstd
 
 
 def norm_sums(

@@ -63,6 +63,8 @@ class CompiledRegions:
         self.compiled, self._device = compiled, device
         self.with_activations = device.type != "cpu"
         """Whether bias and activation are a region: on CPUs PyTorch's own kernels are faster (docs/compile.md)."""
+        self.draws = device.type != "cpu"
+        """Whether regions draw the masks of dropout themselves: on CPUs those are drawn several at a time before."""
         self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._numbers: dict[tuple[Any, ...], Tensor] = {}
 

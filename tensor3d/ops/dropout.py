@@ -60,6 +60,19 @@ def _bound(p: float) -> int:
     return min(round(p * _VALUES), _VALUES - 1)
 
 
+def draw_of(like: Tensor, p: float, regions: CompiledRegions) -> Tensor:
+    """What a region makes its mask of by `mask_of`: the mask, or a probability of no dims to draw one by, where drawing
+    takes no pass of its own over memory."""
+    return regions.number(_bound(p) / _VALUES, torch.float32) if regions.draws else keep_mask(like, p)
+
+
+def mask_of(draw: Tensor, like: Tensor) -> Tensor:
+    """`keep_mask` of the shape of `like`, as drawn before (`draw_of`), or now: part of a region."""
+    if draw.dim():
+        return draw
+    return (torch.rand(like.shape, dtype=torch.float32, device=like.device) >= draw).to(torch.uint8)
+
+
 def only(x: Tensor, kept: Tensor) -> Tensor:
     """x times `kept`: without a copy of `kept` beside it, which the product of both would make."""
     return kept.to(x.dtype).mul_(x)

@@ -261,6 +261,38 @@ class Followed(CompiledRegions):
         return super().__call__(region, *inputs)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])  # for the compiler's seconds
+def test_regions_that_draw_keep_as_many_and_the_same_in_backward(compiled: bool) -> None:
+    """As they do on GPUs. Gradients tell which elements stayed, results and seeds confirm it."""
+    cube, p = fused(Cube.single()), 0.25
+    cube.regions = CompiledRegions(compiled, CPU)
+    cube.regions.draws = True
+    layer = LayerNorm3D(64, cube, eps=1e-5)
+    x, y = torch.randn(2, 500, 64).unbind()
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "norm": lambda own: layer(x, own, dropout=p),
+        "sum": lambda own: add_dropped(x, own, p, cube, "z"),
+    }
+    drawn = []
+    for name, function in functions.items():
+        for seed in (3, 3, 4):
+            torch.manual_seed(seed)
+            own = y.clone().requires_grad_()
+            result = function(own)
+            (gradient,) = torch.autograd.grad(
+                result, own, torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+            )
+            kept = gradient != 0
+            total = x + y * kept / (1 - p)
+            wanted = F.layer_norm(total, (64,), eps=1e-5) if name == "norm" else total
+            assert torch.allclose(result, wanted, atol=1e-5)
+            assert abs(float(kept.double().mean()) - (1 - p)) < 0.01, "four deviations"
+            drawn.append(kept)
+        assert torch.equal(drawn[-3], drawn[-2])
+        assert not torch.equal(drawn[-2], drawn[-1])
+    assert len(cube.regions._made) == 4 * compiled
+
+
 def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
     """1/(1 - p), rounded to bf16 before it multiplies, would be off by up to 0.4 % everywhere."""
     cube, x = fused(Cube.single()), torch.randn(64, 32).bfloat16()

@@ -109,6 +109,13 @@ MUTATIONS = (
         tests=("tests/ops/test_compiled_regions.py::test_a_number_is_made_once",),
     ),
     Mutation(
+        "regions-draw-another-share",
+        "tensor3d/ops/dropout.py",
+        old="regions.number(_bound(p) / _VALUES, torch.float32)",
+        new="regions.number(1 - _bound(p) / _VALUES, torch.float32)",
+        tests=("tests/ops/test_compiled_regions.py::test_regions_that_draw_keep_as_many_and_the_same_in_backward",),
+    ),
+    Mutation(
         "onednn-for-small-products",
         "tensor3d/ops/products.py",
         old="rows * inner * columns < _LEAST",
