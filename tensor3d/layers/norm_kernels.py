@@ -172,7 +172,7 @@ def norm_by(
 
 def norm_alone(
     draw: Tensor | None, scale: Tensor | None, gain: Tensor, shift: Tensor | None, eps: float, *addends: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor | None, Tensor]:
     """Both of the above, where one member has all columns: without moments put together for others, which would part
     the kernel in two."""
     total, kept = _sum_of(draw, scale, *addends)
@@ -184,7 +184,12 @@ def norm_alone(
     deviation = centered - offset
     rstd = (deviation.square().mean(1, keepdim=True) + eps).rsqrt()
     result = deviation * rstd * gain
-    return total, kept, (result if shift is None else result + shift).to(x.dtype), center, offset, rstd
+    result = (result if shift is None else result + shift).to(x.dtype)
+    if x.dtype.itemsize < 4:
+        # Its own steps are so wide that backward needs no more of the mean than fp32 holds; and Inductor makes one
+        # kernel of `norm_alone_backward` where that reads no more than ten tensors.
+        return total, kept, result, center + offset, None, rstd
+    return total, kept, result, center, offset, rstd
 
 
 def norm_sums(
@@ -222,14 +227,15 @@ def norm_alone_backward(
     dy: Tensor,
     x: Tensor,
     center: Tensor,
-    offset: Tensor,
+    offset: Tensor | None,
     rstd: Tensor,
     gain: Tensor,
     kept: Tensor | None,
     scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Both of the above, where one member has all columns: one kernel for the rows, another for sums over them."""
-    wide, normal = dy.to(rstd.dtype), normalised(x.to(rstd.dtype), center, offset, rstd)
+    wide, centered = dy.to(rstd.dtype), x.to(rstd.dtype) - center
+    normal = (centered if offset is None else centered - offset) * rstd
     g = wide * gain
     means = g.mean(1, keepdim=True), (g * normal).mean(1, keepdim=True)
     dx = ((g - means[0] - normal * means[1]) * rstd).to(dy.dtype)

@@ -261,6 +261,20 @@ class Followed(CompiledRegions):
         return super().__call__(region, *inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_large_mean_in_narrow_types_costs_no_digits(dtype: torch.dtype) -> None:
+    """Of a norm of which one rank has all columns, whose backward pass has the mean in fp32 alone."""
+    layer = LayerNorm3D(256, fused(Cube.single()))
+    own = (1000 + torch.randn(64, 256)).to(dtype).requires_grad_()
+    wide, direction = own.detach().double().requires_grad_(), torch.randn(64, 256).to(dtype)
+    result, wanted = layer(own), F.layer_norm(wide, (256,), eps=layer.eps)
+    result.backward(direction)
+    wanted.backward(direction.double())
+    steps = 2 * torch.finfo(dtype).eps
+    assert error(result.detach(), wanted.detach()) < steps
+    assert error(own.grad, wide.grad) < steps  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])  # for the compiler's seconds
 def test_regions_that_draw_keep_as_many_and_the_same_in_backward(compiled: bool) -> None:
     """As they do on GPUs. Gradients tell which elements stayed, results and seeds confirm it."""
