@@ -213,6 +213,12 @@ def import_compiler() -> None:
     import_module("torch._inductor.compile_fx")
 
 
+def compile_graph(graph: Any, examples: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """Inductor as a backend of `torch.compile`: a function of the graph's inputs to all of its outputs."""
+    made: Callable[..., Any] = import_module("torch._inductor").compile(graph, examples, options)
+    return made
+
+
 def compiled_code_folder() -> tuple[str, str]:
     """Where compiled code is kept and taken from, and where it would be if nobody had named a folder."""
     folders = import_module("torch._inductor.runtime.cache_dir_utils")

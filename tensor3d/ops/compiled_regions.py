@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tensor3d.torch_private import (
     FakeTensor,
+    compile_graph,
     compiled_code_folder,
     has_cpp_compiler,
     has_triton,
@@ -65,7 +66,7 @@ class CompiledRegions:
         """Whether bias and activation are a region: on CPUs PyTorch's own kernels are faster (docs/compile.md)."""
         self.draws = device.type != "cpu"
         """Whether regions draw the masks of dropout themselves: on CPUs those are drawn several at a time before."""
-        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._made: dict[tuple[Any, ...], _Code] = {}
         self._numbers: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
@@ -84,13 +85,12 @@ class CompiledRegions:
             return region(*inputs)
         plain = [_plain(each) if isinstance(each, Tensor) else each for each in inputs]
         key = (region, *[_kind(each) if isinstance(each, Tensor) else each for each in plain])
-        made = self._made.get(key)
-        if made is not None:  # and knows which dim is open
-            return cast("R", made(*plain))
-        # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-        made = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=OPTIONS)
-        result = made(*[_open(each) if isinstance(each, Tensor) else each for each in plain])
-        self._made[key] = made
+        code = self._made.get(key)
+        if code is not None:
+            return cast("R", code(plain))
+        code = _Code(region)
+        result = code([_open(each) if isinstance(each, Tensor) else each for each in plain])
+        self._made[key] = code
         return cast("R", result)
 
     def number(self, value: float, dtype: torch.dtype) -> Tensor:
@@ -109,6 +109,72 @@ class CompiledRegions:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
+
+
+class _Code:
+    """A region compiled for one kind of inputs, for any number of rows.
+
+    In each call PyTorch finds out anew which code suits what it is given, which takes the host longer than to start
+    that code. Where it has found some for so many rows, what it found is called directly.
+    """
+
+    def __init__(self, region: Callable[..., Any]) -> None:
+        # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
+        self._ask = torch.compile(own_copy(region), fullgraph=True, dynamic=False, backend=self._compiled)
+        self._asked: tuple[Callable[..., Any], Sequence[Any], Sequence[Any]] | None = None
+        self._direct: dict[tuple[int, ...], Callable[[Sequence[Any]], Any]] = {}
+
+    def _compiled(self, graph: Any, examples: Any) -> Callable[..., Any]:
+        code = compile_graph(graph, examples, OPTIONS)
+
+        def run(*given: Any) -> Any:
+            found = code(*given)
+            self._asked = code, given, found
+            return found
+
+        return run
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        rows = tuple([each.shape[-2] for each in inputs if isinstance(each, Tensor) and each.dim() > 1])
+        direct = self._direct.get(rows)
+        if direct is not None:
+            return direct(inputs)
+        result = self._ask(*inputs)
+        asked, self._asked = self._asked, None
+        if asked is not None and len(self._direct) < _MOST_DIRECT:
+            direct = _direct(inputs, *asked, result)
+            if direct is not None:
+                self._direct[rows] = direct
+        return result
+
+
+_MOST_DIRECT = 256
+"""Numbers of rows for which what was found is kept, of one region's code."""
+
+
+def _direct(
+    inputs: Sequence[Any], code: Callable[..., Any], given: Sequence[Any], found: Sequence[Any], result: Any
+) -> Callable[[Sequence[Any]], Any] | None:
+    """From inputs to a result by way of the code, as they were in one call: which of the inputs it was given, beside
+    sizes, and which of what it found the region returned. None where that cannot be told."""
+    tensors = [each for each in inputs if isinstance(each, Tensor)]
+    places = {id(each): number for number, each in enumerate(inputs) if isinstance(each, Tensor)}
+    outputs = {id(each): number for number, each in enumerate(found) if isinstance(each, Tensor)}
+    returned = result if isinstance(result, tuple) else (result,)
+    known = all(id(each) in places for each in given if isinstance(each, Tensor))
+    known = known and all(each is None or id(each) in outputs for each in returned)
+    if not known or len(places) < len(tensors):  # one tensor in two places has code of its own
+        return None
+    taken = [(places[id(each)], None) if isinstance(each, Tensor) else (None, each) for each in given]
+    gives = [None if each is None else outputs[id(each)] for each in returned]
+    several = isinstance(result, tuple)  # no tensor is to be held by what is kept
+
+    def call(inputs: Sequence[Any]) -> Any:
+        found = code(*[size if place is None else inputs[place] for place, size in taken])
+        results = [None if each is None else found[each] for each in gives]
+        return tuple(results) if several else results[0]
+
+    return call
 
 
 def _can_compile(inputs: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ import copy
 import math
 import os
 import pickle
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -218,6 +219,31 @@ def test_a_region_is_compiled_once_for_any_number_of_rows() -> None:
     stored = pickle.loads(pickle.dumps(regions))
     assert stored.compiled
     assert not stored._made
+
+
+def two_ways(x: Tensor, y: Tensor, shift: Tensor, halved: bool) -> tuple[Tensor | None, Tensor]:
+    return (x / 2 if halved else None), x * shift - y
+
+
+@pytest.mark.slow  # for the seconds that a compiler takes
+@pytest.mark.parametrize("halved", [False, True])
+def test_code_that_is_known_to_suit_is_called_at_once(halved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions, shift = CompiledRegions(True, CPU), torch.randn(24)
+    made = [torch.randn(2, rows, 24) for rows in (7, 9, 7, 9)]
+    same = torch.randn(9, 24)
+    regions(two_ways, same, same, shift, halved)  # which is other code, and no short cut to it
+    for x, y in made[:2]:
+        alive = weakref.ref(regions(two_ways, x, y, shift, halved)[1])
+        assert alive() is None, "what is kept holds no result"
+    (code,) = regions._made.values()
+    monkeypatch.setattr(code, "_ask", None)  # nobody is asked any more
+    for x, y in made[2:]:
+        got, wanted = regions(two_ways, x, y, shift, halved), two_ways(x, y, shift, halved)
+        assert torch.allclose(got[1], wanted[1], atol=1e-6)
+        assert (got[0] is None) == (not halved)
+        assert not halved or torch.equal(got[0], x / 2)  # type: ignore[arg-type]
+        assert torch.allclose(regions(two_ways, y, y, shift, halved)[1], y * shift - y, atol=1e-6)
+    assert len(code._direct) == 2
 
 
 def test_a_number_is_made_once() -> None:
