@@ -279,9 +279,10 @@ def test_copies_of_weights_are_told() -> None:
 
 def test_symmetric_memory_changes_no_figure() -> None:
     """Bytes received are the same; the workspaces that it holds are not counted (docs/gpu.md)."""
-    box, recipe = CubeShape(y=2), TrainConfig(speed=SpeedConfig(symmetric_memory=True))
+    run, box = RunConfig(peak_tflops=989.0), CubeShape(y=2)
+    recipe = TrainConfig(run=run, speed=SpeedConfig(symmetric_memory=True))
     assert speed(recipe.speed).symmetric_memory
-    assert report(recipe, box) == report(TrainConfig(), box)
+    assert report(recipe, box) == report(TrainConfig(run=run), box)
 
 
 @pytest.mark.slow
