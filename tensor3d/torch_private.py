@@ -285,6 +285,20 @@ def resolve_group(name: str) -> dist.ProcessGroup:
     return group
 
 
+def symmetric_memory_operators() -> Any:
+    """Those that take a collective and a product together, by the names that torch gives them."""
+    import_module("torch.distributed._symmetric_memory")  # defines them
+    return torch.ops.symm_mem
+
+
+def enable_symmetric_memory(group: dist.ProcessGroup) -> None:
+    """Tells torch that a group will use it. Releases in which that is no longer needed mark the function as
+    deprecated; it sends nothing."""
+    enable = private("distributed._symmetric_memory.enable_symm_mem_for_group")
+    if is_there(enable) and not hasattr(enable, "__deprecated__"):
+        enable(group.group_name)
+
+
 def collectives_issued(group: dist.ProcessGroup) -> int:
     """How many collectives a group has seen."""
     return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]

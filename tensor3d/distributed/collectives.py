@@ -12,8 +12,8 @@ Inside `CommCounter.dry` they are counted and send nothing; their results have t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
-from tensor3d.distributed.comm_stats import CommCounter, Place, summed_elements
+from tensor3d.distributed.comm_stats import CommCounter, Kind, Place, summed_elements
 from tensor3d.distributed.process_group import ClosedGroup
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
@@ -104,11 +104,7 @@ class CommHandle:
             return
         self._traffic.begin_waiting(self._place)
         work.wait()  # with NCCL the current stream does the waiting
-        passed = None
-        if self._traffic.watched and self._result.is_cuda:
-            passed = torch.cuda.Event()
-            passed.record()
-        self._traffic.end_waiting(self._place, passed)
+        _end_waiting(self._traffic, self._place, self._result.is_cuda)
 
     def narrowed(self, rows: int) -> CommHandle:
         """The same, of whose result `wait` returns the first `rows` rows alone: for shards padded to travel."""
@@ -243,6 +239,24 @@ def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis
     result = blocks.new_empty(sum(receive))
     work = dist.all_to_all_single(result, blocks, list(receive), list(send), group=open_group(axis), async_op=True)
     return _issued(CommHandle(result, work, blocks, traffic=axis.traffic, place=place), axis)
+
+
+@contextmanager
+def counted(axis: Axis, kind: Kind, received: int, *, on_device: bool) -> Iterator[None]:
+    """Around an operator that sends by itself (sharding/fused_products.py): it counts, and is waited for, as a
+    collective that moves `received` bytes to this rank. A hang inside is seen as one of that collective."""
+    place = axis.traffic.add(axis.name, kind, received)
+    axis.traffic.begin_waiting(place)
+    yield
+    _end_waiting(axis.traffic, place, on_device)
+
+
+def _end_waiting(traffic: CommCounter, place: Place, on_device: bool) -> None:
+    passed = None
+    if traffic.watched and on_device:
+        passed = torch.cuda.Event()
+        passed.record()
+    traffic.end_waiting(place, passed)
 
 
 def _issued(pending: CommHandle, axis: Axis) -> CommHandle:

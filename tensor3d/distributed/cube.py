@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import finalize
 
 import torch
@@ -16,17 +16,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tensor3d.distributed import process_group
-from tensor3d.distributed.collectives import Axis
+from tensor3d.distributed.collectives import Axis, open_group
 from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
 from tensor3d.distributed.seeds import ParamNumbers
 from tensor3d.distributed.shadow_weights import ShadowWeights
+from tensor3d.distributed.symmetric_memory import GpuPlace, check_symmetric_memory
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.seeds import mix
-from tensor3d.torch_private import accept_mesh_order, forget_shardings
+from tensor3d.torch_private import accept_mesh_order, enable_symmetric_memory, forget_shardings
+
+T = TypeVar("T")
 
 # Sums of gradients on either face, and the plane.
 _TOGETHER: tuple[tuple[AxisName, ...], ...] = (("data", "x", "y"), ("data", "x", "z"), ("y", "z"))
@@ -138,6 +141,7 @@ class Cube:
         # Made here, where every rank is, and not at a first use that one rank alone may come to (a line in a log).
         for names in _TOGETHER:
             self.over(*names)
+        self._use_symmetric_memory()
         self.hosts_along_x = self._hosts_along_x()
         """The members along x, whose hosts speak to one another and wait for no device."""
         self.ledger = GradReducer(
@@ -196,6 +200,9 @@ class Cube:
 
         Args:
             precision, speed: None: as here.
+
+        Raises:
+            ValueError: the policies exclude each other, or these ranks have no symmetric memory; on every rank.
         """
         cube = copy.copy(self)
         cube.precision = self.precision if precision is None else precision
@@ -204,6 +211,7 @@ class Cube:
         cube.open_groups = []
         cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end, cube._keep_buckets())
         cube.regions = self.regions.switched(cube.speed.compile)
+        cube._use_symmetric_memory()
         if cube.speed.overlap != self.speed.overlap:
             cube._asked = {}
             cube._axes = {names: replace(axis, overlap=cube.speed.overlap) for names, axis in self._axes.items()}
@@ -310,6 +318,21 @@ class Cube:
         self._every_axis.append(hosts)
         return hosts
 
+    def _use_symmetric_memory(self) -> None:
+        if not self.speed.symmetric_memory or self.mesh is None:
+            return
+        check_symmetric_memory(
+            self.shape,
+            self.device,
+            dist.get_backend(),
+            self.precision,
+            lambda: _told_by_all(GpuPlace.own(self.device)),
+        )
+        for axis in (self.axis("y"), self.axis("z")):
+            group = open_group(axis)
+            if group is not None:
+                enable_symmetric_memory(group)
+
     def _made(self, names: tuple[AxisName, ...], ranks: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
         axis = Axis(
             name="+".join(names) or "none",
@@ -390,9 +413,9 @@ def _check_backend(backends: str) -> None:
         )
 
 
-def _told_by_all(own: str) -> list[str]:
+def _told_by_all(own: T) -> list[T]:
     """Every rank's words, by rank."""
-    told = [""] * dist.get_world_size()
+    told = [own] * dist.get_world_size()
     dist.all_gather_object(told, own)
     return told
 

@@ -54,6 +54,14 @@ class ExecutionPolicy:
     `cube.shadows.forget()` after them, on the ranks that have made them. Not yet timed on a GPU; on a CPU it saves
     little."""
 
+    symmetric_memory: bool = False
+    """Of the collectives over y and z around a product, the larger one goes in one operator with it, by PyTorch's
+    symmetric memory (sharding/fused_products.py): parts of the product run under parts of the transfer. For GPUs that
+    reach each other's memory, with NCCL and not in FP8; a cube refuses else. Elements received are the same. Results
+    differ by rounding: operators multiply in parts and add in an order of their own, and a bias is added behind them.
+    Every rank must come to where it is switched on. It has never run on several GPUs: what is tested is that all around
+    the operators is right, with plain collectives in their place."""
+
     def __post_init__(self) -> None:
         limit = self.weight_group_bytes
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):

@@ -24,12 +24,14 @@ _KEPT_AS = "_tensor3d_number"
 class _Mark:
     """A parameter's number, kept on it. A deep copy of the parameter gets one of its own, alike on all ranks."""
 
-    def __init__(self, number: Number) -> None:
+    def __init__(self, number: Number, owner: ParamNumbers | None = None) -> None:
         self.number, self._copies = number, 0
+        self.owner = owner
+        """Whose number it is: each cube counts for itself. None: of a file, or found by name, and not used yet."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Mark:
         self._copies += 1
-        return _Mark((*self.number, self._copies))
+        return _Mark((*self.number, self._copies), self.owner)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (self.number,)  # in a file there is no class of ours
@@ -37,10 +39,15 @@ class _Mark:
 
 def number_of(parameter: Tensor) -> Number | None:
     """The number that is kept on it. None: it has got none yet."""
+    mark = _mark_of(parameter)
+    return None if mark is None else mark.number
+
+
+def _mark_of(parameter: Tensor) -> _Mark | None:
     mark = vars(parameter).get(_KEPT_AS)
     if isinstance(mark, tuple):  # as it comes out of a file
         mark = vars(parameter)[_KEPT_AS] = _Mark(mark)
-    return mark.number if isinstance(mark, _Mark) else None
+    return mark if isinstance(mark, _Mark) else None
 
 
 class ParamNumbers:
@@ -62,11 +69,15 @@ class ParamNumbers:
         """Their numbers. One that was made past the cube, or whose content was exchanged (`.double()` and the like take
         along what was kept on it), gets one by its name among the modules of the process: never by its address, which
         a dead parameter may have had before."""
-        self._by_name([each for each in parameters if number_of(each) is None])
-        return [number for each in parameters if (number := number_of(each)) is not None]
+        _number_by_name([each for each in parameters if number_of(each) is None])
+        marks = [mark for each in parameters if (mark := _mark_of(each)) is not None]
+        for mark in marks:
+            mark.owner = mark.owner or self
+        return [mark.number for mark in marks]
 
     def find(self, numbers: Iterable[Number]) -> dict[Number, nn.Parameter]:
-        """The parameters of these numbers that there are in this process. Looks at every object: not for each step."""
+        """The parameters of these numbers that there are in this process: of this cube, or else the only one that no
+        cube has used. Looks at every object: not for each step."""
         wanted = set(numbers)
         if not wanted:
             return {}
@@ -77,24 +88,28 @@ class ParamNumbers:
         return found
 
     def _find(self, wanted: set[Number]) -> dict[Number, nn.Parameter]:
-        known = [
-            (number_of(each), each)
-            for each in objects_of(DTensor, subclasses=True)
-            if vars(each).get("_is_param", False)
-        ]
-        unknown = [each for number, each in known if number is None]
-        known += zip(self._by_name(unknown), unknown, strict=True)
-        return {number: each for number, each in known if number in wanted}
-
-    def _by_name(self, parameters: Sequence[Tensor]) -> list[Number]:
-        numbers = [(-1, *name.encode()) for name in names_of(parameters)] if parameters else []
-        for parameter, number in zip(parameters, numbers, strict=True):
-            self.keep(parameter, number)
-        return numbers
+        parameters = [each for each in objects_of(DTensor, subclasses=True) if vars(each).get("_is_param", False)]
+        _number_by_name([each for each in parameters if number_of(each) is None])
+        own: dict[Number, nn.Parameter] = {}
+        unused: dict[Number, list[nn.Parameter]] = {}
+        for each in parameters:
+            mark = _mark_of(each)
+            if mark is None or mark.number not in wanted:
+                continue
+            if mark.owner is self:
+                own[mark.number] = each
+            elif mark.owner is None:
+                unused.setdefault(mark.number, []).append(each)
+        return {number: found[0] for number, found in unused.items() if len(found) == 1} | own
 
     def keep(self, parameter: Tensor, number: Number) -> None:
-        """Gives a parameter that number."""
-        vars(parameter)[_KEPT_AS] = _Mark(number)
+        """Gives a parameter of this cube that number."""
+        vars(parameter)[_KEPT_AS] = _Mark(number, self)
+
+
+def _number_by_name(parameters: Sequence[Tensor]) -> None:
+    for parameter, name in zip(parameters, names_of(parameters) if parameters else (), strict=True):
+        vars(parameter)[_KEPT_AS] = _Mark((-1, *name.encode()))
 
 
 # --- Whether copies are copies ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tensor3d.ops.fp8 import E4M3, GRADIENTS, Scaling, fp8_product, suits_fp8
 from tensor3d.ops.products import product, wide_product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
+from tensor3d.sharding.fused_products import fused_product, fused_with_product
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, matrix, vector
 from tensor3d.sharding.weight_slabs import (
@@ -80,7 +81,8 @@ def matmul(
     Saved for backward: the shards `a` and `weight`, never A' and W' (1/P of one device's). All gathers of a pass are
     issued together, that of the next product's W' under this product (distributed/weight_prefetch.py); the
     reduce-scatter of dA runs under the product for dW, that of dW under the next layer's.
-    `ExecutionPolicy(overlap=False)` waits for each; the bits are the same.
+    `ExecutionPolicy(overlap=False)` waits for each; the bits are the same. `ExecutionPolicy(symmetric_memory=True)` has
+    the larger of the collectives over y and z in one operator with the product (sharding/fused_products.py).
 
     Args:
         a: (M/xy, K/z) on this rank; its type (`cube.precision.compute`, if that is set; inside `torch.autocast`:
@@ -135,7 +137,9 @@ class _Product(Function):
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        gathering_a = all_gather(a, rows)
+        results, inner = weight.shape
+        fused = fused_with_product(cube, gathered_over=rows, columns=inner, summed_over=columns, results=results)
+        gathering_a = CommHandle(a) if fused == "gather" else all_gather(a, rows)
         if cube.speed.shadow_weights:
             cube.shadows.enrol(weight, bias)
         source = weight_source(weight, cube, rows)
@@ -144,17 +148,19 @@ class _Product(Function):
         prefetch_next_weight(cube, position=position)
         shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
         ctx.scaling = scaling = _scaling(cube, w_full, fp8)
-        if shift is not None and columns.size == 1:
-            # Where nothing is summed, the product itself adds it.
-            c = _multiplied(cube, a_full, w_full.t(), scaling, shift, fast=True)
-        else:
-            c = reduce_scatter(_multiplied(cube, a_full, w_full.t(), scaling, fast=True), columns).wait()
-            if shift is not None:
-                c += shift
-        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         # W' is for dA alone, A' for dW.
         ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
         ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
+        adds_bias = fused is None and columns.size == 1  # where nothing is summed, the product itself does
+        if fused is not None:
+            sending_c, a_full = fused_product(fused, a_full, w_full.t(), rows, columns, keep=ctx.keeps_a)
+        else:
+            added = shift if adds_bias else None
+            sending_c = reduce_scatter(_multiplied(cube, a_full, w_full.t(), scaling, added, fast=True), columns)
+        c = sending_c.wait()
+        if shift is not None and not adds_bias:
+            c += shift
+        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
         source.expect(gather=ctx.needs_input_grad[0] and not ctx.keeps_w, grad=ctx.needs_input_grad[1])
         ctx.source, ctx.is_ordered = source, True
         ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
@@ -169,7 +175,11 @@ class _Product(Function):
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
 
         # Everything is issued before anything is waited for; the order is the same on every rank.
-        gathering_dc = all_gather(dc, columns) if needs_da or needs_dw else CommHandle(dc)
+        results, inner = weight.shape
+        fused = fused_with_product(cube, gathered_over=columns, columns=results, summed_over=rows, results=inner)
+        fused = fused if needs_da else None
+        gathers_dc = (needs_da or needs_dw) and fused != "gather"
+        gathering_dc = all_gather(dc, columns) if gathers_dc else CommHandle(dc)
         saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
         gathering_w = gathering_a = None
         keeps_w = ctx.keeps_w and has_storage(saved_w)  # which a backward pass before, of the same graph, has freed
@@ -186,7 +196,11 @@ class _Product(Function):
         prefetch_next_weight(cube)
 
         kind = E4M3 if scaling is None else GRADIENTS[scaling]
-        sending_da = reduce_scatter(_multiplied(cube, dc_full, w_full, scaling, kind=kind), rows) if needs_da else None
+        sending_da = None
+        if fused is not None:
+            sending_da, dc_full = fused_product(fused, dc_full, w_full, columns, rows, keep=needs_dw)
+        elif needs_da:
+            sending_da = reduce_scatter(_multiplied(cube, dc_full, w_full, scaling, kind=kind), rows)
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
         del gathering_w, w_full, saved_w

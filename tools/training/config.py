@@ -280,6 +280,10 @@ class SpeedConfig:
     """Where `precision.compute` is not fp32, products take copies of weights and biases that are converted once after
     an update, in place of converting at each use: fewer operators, for 2 bytes an element. The same bits. Not with
     `speed.cuda_graph`, in which conversions are captured."""
+    symmetric_memory: bool = False
+    """Of the collectives over y and z around a product, the larger one goes in one operator with it, by PyTorch's
+    symmetric memory. For GPUs of one node along y and z, not with `precision.fp8`; elsewhere it is refused. Never run
+    on several GPUs yet."""
     cuda_graph: bool = False
     """Replay forward and backward of a micro-batch as one CUDA graph: for one GPU that waits for its host. Needs
     attention that is varlen (bf16 or fp16), and a last layer of all rows. Their times are told as one, as forward."""

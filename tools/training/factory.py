@@ -56,6 +56,7 @@ def speed(recipe: SpeedConfig) -> ExecutionPolicy:
         weight_group_bytes=recipe.weight_group_bytes,
         keep_buckets=keep_buckets(recipe),
         shadow_weights=recipe.shadow_weights,
+        symmetric_memory=recipe.symmetric_memory,
     )
 
 

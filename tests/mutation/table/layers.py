@@ -47,9 +47,34 @@ MUTATIONS = (
     Mutation(
         "matmul-bias-subtracted",
         "tensor3d/sharding/matmul.py",
-        old="                c += shift",
-        new="                c -= shift",
+        old="            c += shift",
+        new="            c -= shift",
         tests=(LINEAR,),
+    ),
+    Mutation(
+        "fused-products-the-smaller-collective",
+        "tensor3d/sharding/fused_products.py",
+        old='return "gather" if gathers >= sums',
+        new='return "gather" if gathers <= sums',
+        tests=("tests/sharding/test_fused_products.py::test_the_larger_collective_goes_with_the_product",),
+        quick=True,
+    ),
+    Mutation(
+        "fused-products-are-not-counted",
+        "tensor3d/sharding/fused_products.py",
+        old="received = (axis.size - 1) * (rows // axis.size) * columns",
+        new="received = (axis.size - 1) * rows * columns",
+        tests=(
+            "tests/sharding/test_fused_products.py::test_bits_and_traffic_are_those_of_collectives_beside_the_product",
+        ),
+    ),
+    Mutation(
+        "symmetric-memory-across-nodes",
+        "tensor3d/distributed/symmetric_memory.py",
+        old="if one.host != two.host:",
+        new="if False:",
+        tests=("tests/sharding/test_fused_products.py::test_needs_of_gpus",),
+        quick=True,
     ),
     Mutation(
         "matmul-bias-gradient-summed-over-the-other-axis",

@@ -42,6 +42,13 @@ MUTATIONS = (
         tests=("tests/layers/test_shadow_weights.py::test_memory_is_written_anew_unless_somebody_holds_it",),
     ),
     Mutation(
+        "numbers-of-another-cube",
+        "tensor3d/distributed/seeds.py",
+        old="if mark.owner is self:",
+        new="if mark.owner is not None:",
+        tests=("tests/distributed/test_different_parameters.py::test_a_parameter_of_another_cube_is_not_taken_for_it",),
+    ),
+    Mutation(
         "cube-every-rank-has-one-stream",
         "tensor3d/distributed/cube.py",
         old="torch.manual_seed(mix(seed, self.rank + 1))",

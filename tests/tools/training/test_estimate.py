@@ -42,6 +42,7 @@ from tools.training.estimate import (
     measured_flops,
     report,
 )
+from tools.training.factory import speed
 
 RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
 SHIPPED = sorted(RECIPES.glob("*.toml"))
@@ -274,6 +275,14 @@ def test_copies_of_weights_are_told() -> None:
     config = expect(recipe, ONE).config
     copies = in_bytes(shadow_bytes(config, CommModel(shape=ONE, compute=2)))
     assert re.search(rf"their copies +{re.escape(copies)} \(speed\.shadow_weights\)", report(recipe, ONE))
+
+
+def test_symmetric_memory_changes_no_figure() -> None:
+    """Bytes received are the same; the workspaces that it holds are not counted (docs/gpu.md)."""
+    run, box = RunConfig(peak_tflops=989.0), CubeShape(y=2)
+    recipe = TrainConfig(run=run, speed=SpeedConfig(symmetric_memory=True))
+    assert speed(recipe.speed).symmetric_memory
+    assert report(recipe, box) == report(TrainConfig(run=run), box)
 
 
 @pytest.mark.slow
