@@ -631,7 +631,7 @@ def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -
             names the file and the key.
     """
     try:
-        table = tomllib.loads(read_file(path).decode())
+        table = tomllib.loads(read_file(path).decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
     except FileNotFoundError:
         raise ValueError(f"recipe {path.absolute()} does not exist. Shipped ones lie in {shipped}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:

@@ -13,6 +13,20 @@ JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
     Mutation(
+        "cli-an-empty-folder-is-the-current-one",
+        "tools/common/cli.py",
+        old="(word in options and not value)",
+        new="(word in options and value is None)",
+        tests=("tests/tools/common/test_cli.py",),
+    ),
+    Mutation(
+        "corpus-a-pipe-is-told-as-missing",
+        "tools/corpus/quick/text_sources.py",
+        old='if path.exists() else "does not exist"',
+        new='if path.is_file() else "does not exist"',
+        tests=("tests/tools/corpus/quick/test_prepare.py::test_unusable_sources_are_named",),
+    ),
+    Mutation(
         "filters-shortest-is-too-short",
         "tools/corpus/extract/filters.py",
         old="if len(text) < self.min_characters:",

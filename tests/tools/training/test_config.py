@@ -27,6 +27,11 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_config(path).run.steps >= 1
 
 
+def test_a_byte_order_mark_and_line_ends_of_windows_are_no_part_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
+    assert read_config(tmp_path / "a.toml").run.steps == 7
+
+
 def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("[optimizer]\nlr = 1\n[run]\nsteps = 7\n")

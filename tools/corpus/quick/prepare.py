@@ -199,6 +199,7 @@ def prepare(
                 train, aside, told = _write_ids(
                     text,
                     draft,
+                    source=path,
                     vocab_size=vocab_size,
                     held_out=held_out,
                     seed=seed,
@@ -277,6 +278,7 @@ def _write_ids(
     text: Source,
     draft: Path,
     *,
+    source: str,
     vocab_size: int,
     held_out: float,
     seed: int,
@@ -290,7 +292,9 @@ def _write_ids(
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress), language)
     if not len(spool.words):
-        raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
+        raise ValueError(
+            f"the corpus is empty: not one document of {source!r} has a sentence. Name a source with text in it."
+        )
     aside = choose_held_out(spool.words, held_out, seed)
     check_shards(shards, int((~aside).sum()))
 
