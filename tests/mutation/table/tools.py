@@ -17,7 +17,14 @@ MUTATIONS = (
         "tools/common/cli.py",
         old="(word in options and not value)",
         new="(word in options and value is None)",
-        tests=("tests/tools/common/test_cli.py",),
+        tests=("tests/tools/common/test_cli.py::test_an_option_with_something_behind_it_is_none_of_these",),
+    ),
+    Mutation(
+        "bounds-nothing-is-too-much",
+        "tools/common/bounds.py",
+        old="self.least <= value <= self.most",
+        new="self.least <= value",
+        tests=("tests/tools/common/test_bounds.py",),
     ),
     Mutation(
         "corpus-a-pipe-is-told-as-missing",

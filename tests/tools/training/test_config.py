@@ -100,6 +100,7 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[data]\nheld_out = 0\n[run]\ntarget_accuracy = 0.5", r"run.target_accuracy=0.5 needs evaluations"),
         ("[run]\ntarget_accuracy = 72", r"run.target_accuracy.*\b0.*\b1.*\b72.0"),
         ("[run]\ncheckpoint_keep = 0", r"run.checkpoint_keep.*\b1.*\b0"),
+        ("[data]\ncapacity = 1_000_000_000", r"data.capacity.*\b5.*\b1048576.*\b1000000000"),
         ("[run]\nhang_after = 0", r"run.hang_after.*\b0.*\b0.0"),
         ("[data\n", r"is not valid TOML"),
     ],
