@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -88,12 +89,20 @@ class Spool:
 
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
-    """An empty folder beside `output`, removed at the end with whatever is left in it."""
+    """An empty folder beside `output`, removed at the end with whatever is left in it.
+
+    Raises:
+        OSError: the disk is full; it names `output`, which an error of a write to an open file does not.
+    """
     make_folder(output.parent)
     draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir()
     try:
         yield draft
+    except OSError as problem:
+        if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(problem.errno, problem.strerror, str(output)) from problem
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
