@@ -176,7 +176,7 @@ def test_somebodys_bert_is_fine_tuned_and_answers(tmp_path: Path, run: Callable[
         exec(python_blocks(page("finetune"))[0], names)
     assert names["found"].best.text in "A fox went to the hill."
     run(given)
-    assert load(tmp_path / "models/answers", "answer").predict([{"question": "who went?", "context": text}])
+    assert load(tmp_path / "runs/answers-hf", "answer").predict([{"question": "who went?", "context": text}])
 
 
 @pytest.mark.slow

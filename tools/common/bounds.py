@@ -31,6 +31,17 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
+class Within:
+    """No lower than one number and no higher than another."""
+
+    least: float
+    most: float
+
+    def needed(self, value: float) -> str | None:
+        return None if self.least <= value <= self.most else f"at least {self.least} and at most {self.most}"
+
+
+@dataclass(frozen=True)
 class Positive:
     """Above 0 and finite."""
 

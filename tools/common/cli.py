@@ -151,6 +151,20 @@ def recipe_among(arguments: Sequence[str]) -> Path | None:
     return next((Path(argument) for argument in arguments if argument.endswith(".toml")), None)
 
 
+def refuse_empty(arguments: Sequence[str], *options: str) -> None:
+    """Of options that name a file or folder: an empty value, which would be the current folder.
+
+    Raises:
+        ValueError: one of `options` has nothing behind it, as of a variable of the shell that is not set.
+    """
+    for word, value in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if word in {f"{option}=" for option in options} or (word in options and not value):
+            raise ValueError(
+                f"{word.removesuffix('=')} must name a file or a folder. Got '', as of a variable of the shell that is "
+                "not set. Name one ('.' for the current folder), or leave the option out."
+            )
+
+
 def run_main(
     name: str,
     action: Callable[[], int],

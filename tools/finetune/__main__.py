@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from tools.common.cli import check_started, cube_of, recipe_among, run_main
+from tools.common.cli import check_started, cube_of, recipe_among, refuse_empty, run_main
 from tools.common.log import lasting_streams, take_verbose
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
@@ -183,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> FinetuneCommand:
     """The command line, with the recipe's values as the defaults of its options."""
+    refuse_empty(arguments, "--output")
     name, *rest = arguments or [""]
     command: FinetuneCommand
     if name in COMMANDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tools.common.cli import check_started, parse_command, run_main
+from tools.common.cli import check_started, parse_command, refuse_empty, run_main
 from tools.common.log import take_verbose
 from tools.gpt.generate import GenerateCommand
 from tools.gpt.train import TrainCommand
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: TrainCommand | GenerateCommand = parse_command("tools.gpt", _COMMANDS, words, description)
 
     def run() -> int:
+        refuse_empty(words, "--output", "--corpus", "--source")
         command.check()
         check_started(command.shape, "tools.gpt", words)
         return command.run()

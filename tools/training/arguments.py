@@ -13,7 +13,7 @@ import tyro
 from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
 from tensor3d.distributed.cube_shape import AxisName
-from tools.common.cli import recipe_among
+from tools.common.cli import recipe_among, refuse_empty
 from tools.corpus.training_corpus import is_samples, read_samples_info
 from tools.training.config import DataConfig, TrainConfig, read_config, with_new_names
 from tools.training.profiling import ProfileSchedule
@@ -69,6 +69,7 @@ class Command:
 
 def parse(arguments: Sequence[str]) -> Command:
     """The command line, with the recipe's values as the defaults of its options."""
+    refuse_empty(arguments, "--output", "--corpus", "--resume", "--start-from", "--data.source")
     path = recipe_among(arguments)
     # Without a recipe tyro says what is missing, or prints the help.
     settings = TrainConfig() if path is None else read_config(path)

@@ -20,7 +20,7 @@ from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.distributed.data_shares import ShardOverData
-from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, check_bounds
+from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, Within, check_bounds
 from tools.common.files import read_file
 
 # Behind its name on a command line nothing means "state".
@@ -56,7 +56,8 @@ class DataConfig:
     """Pieces of the tokenizer."""
     held_out: Annotated[float, Share()] = 0.02
     """Share of the words kept for evaluation, in whole documents. 0: none, and no evaluation."""
-    capacity: Annotated[int, AtLeast(5)] = 128
+    # Packing keeps some numbers for each slot: a capacity of 10^9 took all memory there was, without a word.
+    capacity: Annotated[int, Within(5, 2**20)] = 128
     """Token slots of a pack."""
     max_length: Annotated[int, AtLeast(5)] = 128
     """Tokens of a sequence, at most."""
@@ -635,7 +636,7 @@ def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -
             names the file and the key.
     """
     try:
-        table = tomllib.loads(read_file(path).decode())
+        table = tomllib.loads(read_file(path).decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
     except FileNotFoundError:
         raise ValueError(f"recipe {path.absolute()} does not exist. Shipped ones lie in {shipped}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:

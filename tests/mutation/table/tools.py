@@ -13,6 +13,36 @@ JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
     Mutation(
+        "cli-an-empty-folder-is-the-current-one",
+        "tools/common/cli.py",
+        old="(word in options and not value)",
+        new="(word in options and value is None)",
+        tests=("tests/tools/common/test_cli.py::test_an_option_with_something_behind_it_is_none_of_these",),
+    ),
+    Mutation(
+        "bounds-nothing-is-too-much",
+        "tools/common/bounds.py",
+        old="self.least <= value <= self.most",
+        new="self.least <= value",
+        tests=("tests/tools/common/test_bounds.py",),
+    ),
+    Mutation(
+        "corpus-what-ends-the-reading-is-a-tokenizer-that-cannot-be-trained",
+        "tools/corpus/quick/sentencepiece_tokenizer.py",
+        old="        failed.append(problem)\n",
+        new="",
+        tests=(
+            "tests/tools/corpus/quick/test_text_sources.py::test_what_ends_the_reading_of_sentences_comes_out_of_training_as_it_is",
+        ),
+    ),
+    Mutation(
+        "corpus-a-pipe-is-told-as-missing",
+        "tools/corpus/quick/text_sources.py",
+        old='if path.exists() else "does not exist"',
+        new='if path.is_file() else "does not exist"',
+        tests=("tests/tools/corpus/quick/test_prepare.py::test_unusable_sources_are_named",),
+    ),
+    Mutation(
         "filters-shortest-is-too-short",
         "tools/corpus/extract/filters.py",
         old="if len(text) < self.min_characters:",

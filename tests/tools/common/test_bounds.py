@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from tools.common.bounds import AtLeast, Positive, Share, check_bounds
+from tools.common.bounds import AtLeast, Positive, Share, Within, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,7 @@ class Inner:
     steps: Annotated[int | None, AtLeast(2, ": one and the next")] = None
     rate: Annotated[float, Positive()] = 1.0
     decay: Annotated[float, Positive(), Share()] = 0.5
+    slots: Annotated[int, Within(5, 8)] = 5
     free: int = -1
 
 
@@ -34,6 +35,9 @@ class Outer:
         ({"rate": math.inf}, "must be above 0 and finite. Got inf."),
         ({"decay": 0.0}, "must be above 0 and finite. Got 0.0."),
         ({"decay": 1.0}, "must be at least 0 and below 1. Got 1.0."),
+        ({"slots": 4}, "must be at least 5 and at most 8. Got 4."),
+        ({"slots": 9}, "must be at least 5 and at most 8. Got 9."),
+        ({"slots": math.nan}, "must be at least 5 and at most 8. Got nan."),
     ],
 )
 def test_what_is_out_of_bounds_is_named(values: dict[str, float], message: str) -> None:
@@ -46,5 +50,5 @@ def test_what_is_out_of_bounds_is_named(values: dict[str, float], message: str) 
 
 
 def test_bounds_themselves_and_none_are_inside() -> None:
-    check_bounds(Outer(inner=Inner(steps=2, decay=0.999)))
+    check_bounds(Outer(inner=Inner(steps=2, decay=0.999, slots=8)))
     check_bounds(Outer())

@@ -11,6 +11,7 @@ from typing import Annotated
 import pytest
 import tyro
 
+from tools.common.cli import refuse_empty
 from tools.common.option_names import with_options
 
 ROOT = Path(__file__).parents[3]
@@ -105,3 +106,30 @@ def test_a_missing_file_is_named_from_the_root(
     module, *arguments = words.split()
     assert importlib.import_module(module).main(arguments) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tools.pretrain", "launch/recipes/quickstart.toml", "--output", ""),
+        ("tools.pretrain", "launch/recipes/quickstart.toml", "--data.source=", "--prepare-only"),
+        ("tools.finetune.__main__", "classify", "launch/recipes/finetune/embedded.toml", "--output", ""),
+        ("tools.gpt.__main__", "train", "--output="),
+    ],
+)
+def test_an_empty_folder_is_not_the_current_one(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--output "$RUN"` with a variable that is not set would write there, and `--data.source` read all of it."""
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    monkeypatch.chdir(tmp_path)
+    module, *arguments = words
+    assert importlib.import_module(module).main(arguments) == 2
+    assert "must name a file or a folder. Got ''" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["launch"]
+
+
+def test_an_option_with_something_behind_it_is_none_of_these() -> None:
+    refuse_empty(["--output", ".", "--k", "", "text", ""], "--output", "--corpus")
+    with pytest.raises(ValueError, match="--corpus must name"):
+        refuse_empty(["--output", ".", "--corpus", ""], "--output", "--corpus")

@@ -27,6 +27,11 @@ def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_config(path).run.steps >= 1
 
 
+def test_a_byte_order_mark_and_line_ends_of_windows_are_no_part_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nsteps = 7\r\n")
+    assert read_config(tmp_path / "a.toml").run.steps == 7
+
+
 def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("[optimizer]\nlr = 1\n[run]\nsteps = 7\n")
@@ -95,6 +100,7 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[data]\nheld_out = 0\n[run]\ntarget_accuracy = 0.5", r"run.target_accuracy=0.5 needs evaluations"),
         ("[run]\ntarget_accuracy = 72", r"run.target_accuracy.*\b0.*\b1.*\b72.0"),
         ("[run]\ncheckpoint_keep = 0", r"run.checkpoint_keep.*\b1.*\b0"),
+        ("[data]\ncapacity = 1_000_000_000", r"data.capacity.*\b5.*\b1048576.*\b1000000000"),
         ("[run]\nhang_after = 0", r"run.hang_after.*\b0.*\b0.0"),
         ("[data\n", r"is not valid TOML"),
     ],

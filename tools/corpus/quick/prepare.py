@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -88,12 +89,20 @@ class Spool:
 
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
-    """An empty folder beside `output`, removed at the end with whatever is left in it."""
+    """An empty folder beside `output`, removed at the end with whatever is left in it.
+
+    Raises:
+        OSError: the disk is full; it names `output`, which an error of a write to an open file does not.
+    """
     make_folder(output.parent)
     draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir()
     try:
         yield draft
+    except OSError as problem:
+        if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(problem.errno, problem.strerror, str(output)) from problem
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -199,6 +208,7 @@ def prepare(
                 train, aside, told = _write_ids(
                     text,
                     draft,
+                    source=path,
                     vocab_size=vocab_size,
                     held_out=held_out,
                     seed=seed,
@@ -277,6 +287,7 @@ def _write_ids(
     text: Source,
     draft: Path,
     *,
+    source: str,
     vocab_size: int,
     held_out: float,
     seed: int,
@@ -290,7 +301,9 @@ def _write_ids(
     spool = Spool(path)
     spool.write(_shown(text.documents(), "reading", "documents", progress), language)
     if not len(spool.words):
-        raise ValueError("the corpus is empty: not one of its documents has a sentence. Name a source with text in it.")
+        raise ValueError(
+            f"the corpus is empty: not one document of {source!r} has a sentence. Name a source with text in it."
+        )
     aside = choose_held_out(spool.words, held_out, seed)
     check_shards(shards, int((~aside).sum()))
 

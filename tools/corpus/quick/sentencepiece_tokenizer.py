@@ -52,7 +52,8 @@ def train_tokenizer(
         How many `sentences_cut` there were, and `reserved_characters_left_out`; without those that are 0.
 
     Raises:
-        ValueError: no sentence, or a vocabulary that the text is too small or has too many characters for.
+        ValueError: no sentence, or a vocabulary that the text is too small or has too many characters for. What is
+            raised where sentences are read, Ctrl-C among it, comes out as it is.
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1. Got {vocab_size}.")
@@ -60,9 +61,10 @@ def train_tokenizer(
         raise ValueError(f"character_coverage is a share of the characters, 0.9 to 1. Got {character_coverage}.")
     trained = io.BytesIO()
     counts: Counter[str] = Counter()
+    failed: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_readable(sentences, counts),
+            sentence_iterator=_readable(sentences, counts, failed),
             model_writer=trained,
             model_type=model,
             normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc",
@@ -78,6 +80,8 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
+        if failed:
+            raise failed[0] from None
         _explain(error, vocab_size)
     write_file(path, trained.getvalue())
     return {name: counts[name] for name in TRAINING_COUNTS if counts[name]}
@@ -86,14 +90,19 @@ def train_tokenizer(
 TRAINING_COUNTS = ("sentences_cut", "reserved_characters_left_out")
 
 
-def _readable(sentences: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """The same text in sentences none of which sentencepiece passes over; adds to the `TRAINING_COUNTS`."""
-    for sentence in sentences:
-        counts["reserved_characters_left_out"] += sentence.count(RESERVED)
-        text = sentence.replace(RESERVED, " ")
-        parts = list(cut_at_characters(text, LONGEST))
-        counts["sentences_cut"] += len(parts) > 1
-        yield from filter(str.strip, parts)
+def _readable(sentences: Iterable[str], counts: Counter[str], failed: list[BaseException]) -> Iterator[str]:
+    """The same text in sentences none of which sentencepiece passes over; adds to the `TRAINING_COUNTS`, and to
+    `failed` what is raised here, for sentencepiece makes a RuntimeError of its own of it, of Ctrl-C too."""
+    try:
+        for sentence in sentences:
+            counts["reserved_characters_left_out"] += sentence.count(RESERVED)
+            text = sentence.replace(RESERVED, " ")
+            parts = list(cut_at_characters(text, LONGEST))
+            counts["sentences_cut"] += len(parts) > 1
+            yield from filter(str.strip, parts)
+    except (Exception, KeyboardInterrupt) as problem:
+        failed.append(problem)
+        raise
 
 
 def cut_at_characters(text: str, longest: int) -> Iterator[str]:

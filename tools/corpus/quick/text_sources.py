@@ -57,7 +57,8 @@ class TextSource:
     its file.
 
     Raises:
-        ValueError: there is nothing at the path, or no *.txt below it, or a file that is no text by its suffix.
+        ValueError: there is no file and no folder at the path, or no *.txt below it, or a file that is no text by its
+            suffix.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,8 +75,10 @@ class TextSource:
             self._root = path.parent
             self._files = [path]
         else:
+            # A pipe, such as that of `<(zcat my.gz)`, or a device: it cannot be read twice, as a source must be.
+            what = "is neither a file nor a folder" if path.exists() else "does not exist"
             raise ValueError(
-                f'{path.absolute()} does not exist. The source is "embedded", a text file or a folder of *.txt files.'
+                f'{path.absolute()} {what}. The source is "embedded", a text file or a folder of *.txt files.'
             )
         if not self._files:
             raise ValueError(

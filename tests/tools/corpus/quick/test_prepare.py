@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -48,9 +50,26 @@ def test_unusable_sources_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prepare(str(tmp_path / "latin.txt"), tmp_path / "out", vocab_size=100)
     for nothing in ("", "\n \n", "***\n\n---\n"):
         (tmp_path / "empty.txt").write_text(nothing)
-        with pytest.raises(ValueError, match="the corpus is empty"):
+        with pytest.raises(ValueError, match=r"the corpus is empty: .* '\S+/empty.txt' has"):  # which one, of a sweep
             prepare(str(tmp_path / "empty.txt"), tmp_path / "out", vocab_size=100)
-    assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt"}
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/pipe is neither a file nor a folder"):
+        prepare(str(tmp_path / "pipe"), tmp_path / "out", vocab_size=100)
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt", "pipe"}
+
+
+def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def prepared() -> None:
+        with draft_of(out) as draft:
+            (draft / "train.bin").touch()
+            raise OSError(errno.ENOSPC, "No space left on device")  # as a write to an open file does, without a name
+
+    with pytest.raises(OSError, match="No space left on device") as problem:
+        prepared()
+    assert problem.value.filename == str(out)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_language_decides_where_sentences_end_and_is_part_of_the_fingerprint(tmp_path: Path) -> None:

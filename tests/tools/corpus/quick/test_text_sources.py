@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_lines_without_full_stops_do_not_become_one_sentence() -> None:
 
 def test_nothing_gives_no_sentence() -> None:
     assert split_sentences("") == split_sentences(" \n\n \n") == split_sentences("***\n\n...") == []
+
+
+@pytest.mark.parametrize(
+    "problem", [KeyboardInterrupt(), ValueError("line 7 is bad"), OSError(5, "Input/output error")]
+)
+def test_what_ends_the_reading_of_sentences_comes_out_of_training_as_it_is(
+    problem: BaseException, tmp_path: Path
+) -> None:
+    def sentences() -> Iterator[str]:
+        yield from split_sentences(STORIES)
+        raise problem
+
+    with pytest.raises(type(problem)) as found:
+        train_tokenizer(sentences(), tmp_path / "a", vocab_size=60)
+    assert found.value is problem
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_tokenizer_has_its_special_pieces_and_is_reproducible(tmp_path: Path) -> None:
