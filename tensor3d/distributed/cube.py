@@ -51,7 +51,8 @@ class Cube:
         speed: how its layers do their work.
 
     Raises:
-        ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication.
+        ValueError: sizes below 1, or a world size that is not `x*y*z*data`. Raised before any communication. Or these
+            ranks have no symmetric memory, and `speed` asks for it: on every rank, before anything else is sent.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Cube:
         self.numbers = ParamNumbers()
         self.seeded = False
         self._has_connected = False
+        self._places: list[GpuPlace] | None = None
         self._blank = [False]  # in a list, so that cubes made by `computing` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
@@ -318,16 +320,15 @@ class Cube:
         self._every_axis.append(hosts)
         return hosts
 
+    def _gpu_places(self) -> list[GpuPlace]:
+        if self._places is None:  # else relatives have asked
+            self._places = _told_by_all(GpuPlace.own(self.device))
+        return self._places
+
     def _use_symmetric_memory(self) -> None:
         if not self.speed.symmetric_memory or self.mesh is None:
             return
-        check_symmetric_memory(
-            self.shape,
-            self.device,
-            dist.get_backend(),
-            self.precision,
-            lambda: _told_by_all(GpuPlace.own(self.device)),
-        )
+        check_symmetric_memory(self.shape, self.device, dist.get_backend(), self.precision, self._gpu_places)
         for axis in (self.axis("y"), self.axis("z")):
             group = open_group(axis)
             if group is not None:

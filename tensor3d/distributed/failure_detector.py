@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
+from weakref import finalize, ref
 
 import torch.distributed as dist
 
@@ -132,7 +133,11 @@ class FailureDetector:
         self._peers: dict[int, _Peer] = {}
         self._silent: dict[int, str] = {}
         self._asked, self._explained = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        # The thread ends with this object, where nobody closes it: it holds it for the time of a heartbeat alone.
+        self._thread = threading.Thread(
+            target=_while_alive, args=(ref(self), self._asked), name="heartbeat", daemon=True
+        )
+        finalize(self, self._asked.set).atexit = False
 
     def start(self) -> None:
         self._thread.start()
@@ -179,30 +184,32 @@ class FailureDetector:
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _turn(self) -> float | None:
+        """One heartbeat. Returns the seconds until the next; None: it was the last one."""
+        pause = None
         try:
-            while True:
-                # Both as this heartbeat tells them: who looks must find itself as the others do.
-                closing, left = self._closing, self._left
-                self._beat(left)
-                if closing:
-                    if self.listens and left == "failed":
-                        self._look()  # nobody else does
-                    return
-                if self._looking or left:
-                    self._look() if self._may_look() else self._hear()
-                elif self.listens:
-                    self._hear()
-                else:
-                    self._peers.clear()
-                    self.broken = ""
-                self._asked.wait(self._pause())
-                self._asked.clear()
+            # Both as this heartbeat tells them: who looks must find itself as the others do.
+            closing, left = self._closing, self._left
+            self._beat(left)
+            if closing:
+                if self.listens and left == "failed":
+                    self._look()  # nobody else does
+                return None
+            if self._looking or left:
+                self._look() if self._may_look() else self._hear()
+            elif self.listens:
+                self._hear()
+            else:
+                self._peers.clear()
+                self.broken = ""
+            pause = self._pause()
         except RuntimeError as error:
             self.lost = self.gone.format(str(error).splitlines()[0])
         finally:
-            self._explained.set()
-            self._woken()
+            if pause is None:
+                self._explained.set()
+                self._woken()
+        return pause
 
     def _pause(self) -> float:
         # A look at few ranks costs little, and sees the death of one on this machine that much sooner.
@@ -306,6 +313,16 @@ class FailureDetector:
                 silent[rank] = "its process is stopped" if stopped else f"no heartbeat for {now - peer.since:.1f} s"
         self._silent = silent
         return all(peer.known or rank in silent for rank, peer in self._peers.items())
+
+
+def _while_alive(detector: ref[FailureDetector], asked: threading.Event) -> None:
+    while (own := detector()) is not None:
+        pause = own._turn()
+        del own
+        if pause is None:
+            return
+        asked.wait(pause)
+        asked.clear()
 
 
 def _is_replayed(beat: RankStatus, last: RankStatus) -> bool:

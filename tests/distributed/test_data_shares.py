@@ -95,6 +95,31 @@ def test_trainings_are_those_of_whole_gradients(shape: Shape) -> None:
         assert same, "overlap has changed bits"
 
 
+def _clipped_by_torch(shape: Shape) -> list[tuple[float, float, float]]:
+    torch.set_default_dtype(torch.float64)
+    found = []
+    for foreach in (True, False):
+        trial = sharing(shape)
+        trial.model(0).backward()
+        parameters = list(trial.model.parameters())
+        assert not all(p.grad is None or is_whole(p.grad) for p in parameters)
+        wanted = float(clip_gradients(parameters, math.inf, trial.cube).total)
+        total = nn.utils.clip_grad_norm_(parameters, wanted / 3, foreach=foreach)
+        clipped = float(clip_gradients(parameters, math.inf, trial.cube).total)
+        found.append((wanted, float(full(total)), clipped))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 2, 1, 2)])
+def test_the_norm_that_torch_clips_by_is_that_of_whole_gradients(shape: Shape) -> None:
+    """`clip_grad_norm_` of torch knows shares as it knows any DTensor: one by one, and several together."""
+    for found in run_ranks(ranks_of(shape), _clipped_by_torch, shape):
+        for wanted, total, clipped in found:
+            assert total == pytest.approx(wanted, rel=1e-12)
+            assert clipped == pytest.approx(wanted / 3, rel=1e-6)
+
+
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -111,6 +112,31 @@ def roll_calls(members: int) -> tuple[dist.HashStore, list[PeerMonitor]]:
     return store, rolls
 
 
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    until(have_ended)
+
+
+def hearts() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+
+
+def have_ended() -> bool:
+    if hearts():
+        gc.collect()
+    return not hearts()
+
+
+def test_a_thread_ends_with_its_object() -> None:
+    _, rolls = roll_calls(2)
+    assert len(hearts()) == 2
+    rolls.pop().close()
+    assert len(hearts()) == 1
+    rolls.clear()  # nobody closes the other one
+    until(have_ended)
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 10
     while not condition():
@@ -143,6 +169,8 @@ def test_one_that_gives_up_is_heard_by_those_who_wait_for_nothing() -> None:
     rolls[2].give_up("and more")
     until(lambda: rolls[0].broken and rolls[1].broken)
     assert rolls[0].broken == "rank 4 (data 2 of 3) gave up after round 1: bad shard"
+    for roll in rolls:
+        roll.close()
 
 
 def test_one_that_closed_in_good_order_is_not_silent() -> None:
@@ -154,6 +182,8 @@ def test_one_that_closed_in_good_order_is_not_silent() -> None:
     assert (
         rolls[0].fail("gloo: closed").startswith("rank 2 (data 1 of 3) ended or closed its peers after round 3; rank 0")
     )
+    for roll in rolls:
+        roll.close()
 
 
 def test_closing_in_the_middle_of_a_round_is_giving_up() -> None:
@@ -164,6 +194,7 @@ def test_closing_in_the_middle_of_a_round_is_giving_up() -> None:
     assert rolls[1].broken.startswith(
         "rank 0 (data 0 of 3) gave up in round 5: ended or closed its peers in the middle"
     )
+    rolls[1].close()
 
 
 def test_who_does_not_come_is_named() -> None:

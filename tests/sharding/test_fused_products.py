@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy, local, shard
 from tensor3d.distributed import cube as cube_module
@@ -96,44 +97,69 @@ def test_equal_it_where_blocks_are_uneven(shape: Shape, vocab: int) -> None:
         assert max(errors.values()) <= TOLERANCE[torch.float64], errors
 
 
-def _step(shape: Shape, reshard: Reshard, dtype: torch.dtype, needs: str, **speed: bool) -> tuple[list[Tensor], Any]:
-    cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype), speed=ExecutionPolicy(**speed))
+class Case(NamedTuple):
+    needs: str = "xw"
+    """Whether the input and the weights have gradients."""
+    reshard: Reshard = True
+    dtype: torch.dtype = torch.float32
+    recomputes: bool = False
+    speed: dict[str, bool] = {}  # noqa: RUF012  # never written to
+
+
+CASES = (
+    Case(reshard="weight"),
+    Case(reshard="input", dtype=torch.bfloat16),
+    Case(speed={"overlap": False}),
+    Case(reshard=False, dtype=torch.bfloat16, speed={"shadow_weights": True}),
+    Case(recomputes=True),
+    Case("w"),
+    Case("x"),
+    Case(""),
+)
+
+
+def _step(shape: Shape, case: Case, **speed: bool) -> tuple[list[Tensor], Any]:
+    cube = Cube(
+        *shape, precision=MixedPrecisionPolicy(compute=case.dtype), speed=ExecutionPolicy(**case.speed, **speed)
+    )
     cube.manual_seed(3)
-    model = Two(cube, reshard)
-    x = torch.randn(32, 24, generator=torch.Generator().manual_seed(4)).requires_grad_("x" in needs)
-    model.requires_grad_("w" in needs)
+    model = Two(cube, case.reshard)
+    x = torch.randn(32, 24, generator=torch.Generator().manual_seed(4)).requires_grad_("x" in case.needs)
+    model.requires_grad_("w" in case.needs)
     with cube.traffic.counting() as traffic:
         for _ in range(2):
-            y = model(shard(x, cube, "z"))
-            if needs:
+            own = shard(x, cube, "z")
+            y = checkpoint(model, own, use_reentrant=False) if case.recomputes else model(own)
+            if case.needs:
                 y.float().square().sum().backward()
     gradients = [p.grad for p in (*model.parameters(), x) if p.grad is not None]
     return [y.detach(), *map(local, gradients)], (traffic.received, traffic.calls)
 
 
-def _beside_todays(shape: Shape) -> None:
-    for needs, reshard, overlap, dtype in (
-        ("xw", True, True, torch.float32),
-        ("xw", False, False, torch.float32),
-        ("xw", "input", True, torch.bfloat16),
-        ("xw", "weight", True, torch.bfloat16),
-        ("w", True, True, torch.float32),
-        ("x", True, True, torch.float32),
-        ("", True, True, torch.float32),
-    ):
-        wanted, counts = _step(shape, reshard, dtype, needs, overlap=overlap)
+def _beside_todays(shape: Shape, cases: Sequence[Case]) -> None:
+    for case in cases:
+        wanted, counts = _step(shape, case)
         with operators_of_cpus() as calls:
-            got, others = _step(shape, reshard, dtype, needs, overlap=overlap, symmetric_memory=True)
+            got, others = _step(shape, case, symmetric_memory=True)
         assert calls.keys() == {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"}
-        assert sum(calls.values()) == 2 * (2 + (2 if "x" in needs else 1 if "w" in needs else 0)), (needs, calls)
-        assert counts == others, "the same bytes in as many collectives"
+        backward = {"xw": 2, "x": 2, "w": 1, "": 0}[case.needs]
+        assert sum(calls.values()) == 2 * (2 + backward + 2 * case.recomputes), (case, calls)
+        assert counts == others, f"{case}: other bytes, or another number of collectives"
         assert len(got) == len(wanted)
-        assert all(map(torch.equal, got, wanted)), f"{needs}, {reshard}: other bits"
+        assert all(map(torch.equal, got, wanted)), f"{case}: other bits"
 
 
-@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1)))
-def test_bits_and_traffic_are_those_of_collectives_beside_the_product(shape: Shape) -> None:
-    run_ranks(ranks_of(shape), _beside_todays, shape)
+@pytest.mark.parametrize(
+    ("shape", "cases"),
+    [
+        ((1, 2, 2, 1), CASES[:2]),
+        pytest.param((1, 2, 2, 1), CASES[2:], marks=pytest.mark.slow),
+        pytest.param((2, 2, 2, 1), CASES, marks=pytest.mark.slow),
+    ],
+    ids=["1x2x2", "1x2x2-more", "2x2x2"],
+)
+def test_bits_and_traffic_are_those_of_collectives_beside_the_product(shape: Shape, cases: Sequence[Case]) -> None:
+    run_ranks(ranks_of(shape), _beside_todays, shape, cases)
 
 
 def _refusals() -> None:

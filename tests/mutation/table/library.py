@@ -42,6 +42,13 @@ MUTATIONS = (
         tests=("tests/layers/test_shadow_weights.py::test_memory_is_written_anew_unless_somebody_holds_it",),
     ),
     Mutation(
+        "heartbeats-outlive-their-object",
+        "tensor3d/distributed/failure_detector.py",
+        old="        pause = own._turn()\n        del own\n",
+        new="        pause = own._turn()\n",
+        tests=("tests/distributed/test_failure_detector.py::test_a_thread_ends_with_its_object",),
+    ),
+    Mutation(
         "numbers-of-another-cube",
         "tensor3d/distributed/seeds.py",
         old="if mark.owner is self:",
