@@ -90,7 +90,7 @@ def test_each_switch_reaches_model_cube_and_batches(
             assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
 
 
-@pytest.mark.parametrize("fp8", ["rowwise", "tensorwise"])
+@pytest.mark.parametrize("fp8", ["rowwise", "tensorwise", "delayed"])
 def test_fp8_reaches_the_layers_and_is_told(recipe: Path, corpus: Path, fp8: Any) -> None:
     plain = dataclasses.replace(_without_dropout(recipe), precision=PrecisionConfig(compute="bf16"))
     asked = dataclasses.replace(plain, precision=PrecisionConfig(compute="bf16", fp8=fp8))
