@@ -43,7 +43,7 @@ def test_both_round_to_the_same_bits(kind: torch.dtype, dim: int | None) -> None
 @pytest.mark.parametrize(("rows", "inner"), [(64, 256), (1, 256), (37, 256), (48, 37), (0, 32)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_kernel_gives_what_is_emulated(
-    scaling: Scaling, fast: bool, biased: bool, rows: int, inner: int, transposed: bool
+    scaling: Current, fast: bool, biased: bool, rows: int, inner: int, transposed: bool
 ) -> None:
     a, b, bias = _values(rows, inner), _values(inner, 96), torch.randn(96).bfloat16() if biased else None
     if transposed:
@@ -59,7 +59,7 @@ def test_the_kernel_gives_what_is_emulated(
 
 
 @SCALINGS
-def test_what_is_not_finite_stays_visible(scaling: Scaling) -> None:
+def test_what_is_not_finite_stays_visible(scaling: Current) -> None:
     a, b = _values(16, 32), _values(32, 16)
     a[1, 3] = math.inf
     lost = fp8_product(a.cuda(), b.cuda(), scaling).isnan().all(1).tolist()

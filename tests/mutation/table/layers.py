@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "fp8-infinity-becomes-a-number",
         "tensor3d/ops/fp8.py",
-        old="torch.where(largest.isfinite(), scale, math.nan)",
-        new="scale.nan_to_num()",
+        old="torch.where(largest.isfinite(), scale_of(largest, kind), math.nan)",
+        new="scale_of(largest.nan_to_num(), kind)",
         tests=("tests/ops/test_fp8.py::test_what_is_not_finite_stays_visible",),
     ),
     Mutation(
