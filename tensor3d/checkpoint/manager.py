@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tensor3d.checkpoint import directory as folders
 from tensor3d.checkpoint.directory import check_shared
 from tensor3d.checkpoint.save_plan import HostBuffer, LocalSavePlan, make_plan, signature_of
-from tensor3d.checkpoint.state import extra_tensors, model_tensors, optimizer_tensors, stream_tensors
+from tensor3d.checkpoint.state import extra_tensors, fp8_tensors, model_tensors, optimizer_tensors, stream_tensors
 from tensor3d.checkpoint.writer import RankFailure, RankResult, SaveRequest, SaveResult, facts_of, write
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.host_all_to_all import PeerError
@@ -174,6 +174,8 @@ class Checkpoints:
             raise PeerError(f"no checkpoint can be written any more: {self._broken}")
         facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
+        if self._cube.precision.fp8 == "delayed":
+            state |= fp8_tensors(model)
         self._apart(lambda: check_copies(state, self._cube))
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)

@@ -31,16 +31,19 @@ from tensor3d.checkpoint.directory import DamagedError
 from tensor3d.checkpoint.format import data_of
 from tensor3d.checkpoint.state import (
     EXTRA,
+    FP8,
     MODEL,
     OPTIMIZER,
     RANDOM,
     extra_tensors,
     forget,
     forget_others,
+    fp8_places,
     init_missing_state,
     model_tensors,
     optimizer_tensors,
     remembered,
+    restore_fp8,
     restore_streams,
     stream_tensors,
 )
@@ -175,6 +178,9 @@ def load(
         only: names of the parameters and buffers to fill; the others keep their values, and what the checkpoint has
             of the model beyond them is left alone. Not together with an optimiser, which would remember all.
 
+    Where scaling in FP8 is delayed, its histories are restored if the checkpoint has them; else, as after a run without
+    it, they begin anew, and a warning says so. `only` leaves them as they are.
+
     Random streams are restored where an optimiser is, and the number of ranks is the same; else they stay as
     `Cube.manual_seed` left them. Gradients stay.
 
@@ -207,7 +213,15 @@ def load(
         for name in check_fits(contents, moments, (OPTIMIZER,), grows):
             local(moments[name]).zero_()
         state |= moments
-    _read(contents, state, cube)
+    scales = {}
+    if cube.precision.fp8 == "delayed" and only is None:
+        shapes = {name: stored.shape for name, stored in contents.tensors.items() if name.startswith(FP8)}
+        scales = _agreed(cube, lambda: fp8_places(model, shapes, cube))
+    _read(contents, state | scales, cube)
+    if cube.precision.fp8 == "delayed" and only is None:
+        restore_fp8(model, scales)
+        if not scales:
+            warnings.warn(f"{contents.folder} has no history of FP8's scales: they begin anew.", stacklevel=2)
     if continues:
         restore_streams(state, cube)
     return contents.progress

@@ -2,6 +2,7 @@
 
     model.NAME              parameters and buffers; DTensors as they lie on the cube
     optimizer.NAME.KEY      what the optimiser remembers of a parameter
+    fp8.NAME                of a weight whose products have delayed scaling: its history (distributed/fp8_scales.py)
     extra.NAME              small tensors of the caller, the same on all ranks
     random.cpu.RANK         the random stream of a rank; random.cuda.RANK where it has a GPU
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.fp8_scales import history_tensor, restore_history
 from tensor3d.torch_private import step_hooks
 
 MODEL, OPTIMIZER, EXTRA, RANDOM = "model.", "optimizer.", "extra.", "random."
+FP8 = "fp8."
 CPU_STREAM, CUDA_STREAM = f"{RANDOM}cpu.", f"{RANDOM}cuda."
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's and activation checkpointing's
 
@@ -72,6 +75,24 @@ def optimizer_tensors(
                     "an optimiser that keeps it as a tensor."
                 )
     return tensors
+
+
+def fp8_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Histories of delayed scaling, fp32 (3, H), of the weights that have one: the same on all ranks."""
+    found = {FP8 + _clean(name): history_tensor(each) for name, each in model.named_parameters()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def fp8_places(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], cube: Cube) -> dict[str, Tensor]:
+    """What is to be read of a checkpoint that has these: by their shapes, for the model's weights."""
+    names = {FP8 + _clean(name) for name, _ in model.named_parameters()}
+    return {name: torch.empty(shape, device=cube.device) for name, shape in shapes.items() if name in names}
+
+
+def restore_fp8(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Of weights that the checkpoint has no history of, nothing is known any more."""
+    for name, parameter in model.named_parameters():
+        restore_history(parameter, stored.get(FP8 + _clean(name)))
 
 
 def stream_tensors(cube: Cube) -> dict[str, Tensor]:

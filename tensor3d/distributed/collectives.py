@@ -192,6 +192,19 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
+def all_reduce_largest(part: Tensor, axis: Axis) -> Tensor:
+    """The largest of the members' numbers, element by element, the same on every member; none of them NaN, which some
+    backends pass over. A device that computes is not waited for."""
+    if axis.size == 1:
+        return part
+    part = part.contiguous()
+    place = axis.traffic.add(axis.name, "all-reduce", _received_of_sum(part.numel(), part.element_size(), axis))
+    if axis.traffic.is_dry:
+        return part
+    work = dist.all_reduce(part, dist.ReduceOp.MAX, group=open_group(axis), async_op=True)
+    return CommHandle(part, work, traffic=axis.traffic, place=place).wait()
+
+
 def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -20,6 +20,7 @@ from tensor3d.distributed.collectives import Axis, open_group
 from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
+from tensor3d.distributed.fp8_scales import Fp8Scales
 from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
 from tensor3d.distributed.seeds import ParamNumbers
 from tensor3d.distributed.shadow_weights import ShadowWeights
@@ -146,8 +147,14 @@ class Cube:
         self._use_symmetric_memory()
         self.hosts_along_x = self._hosts_along_x()
         """The members along x, whose hosts speak to one another and wait for no device."""
+        self.fp8_scales = self._scales()
+        """Of products in FP8, where `MixedPrecisionPolicy.fp8` is "delayed"; tells what was cut off."""
         self.ledger = GradReducer(
-            precision, at_end=self.ahead.end, agreement=self._agreement(), keep_buckets=self._keep_buckets()
+            precision,
+            at_end=self.ahead.end,
+            agreement=self._agreement(),
+            keep_buckets=self._keep_buckets(),
+            at_sum=self._end_of_sums(),
         )
 
     @classmethod
@@ -211,7 +218,10 @@ class Cube:
         cube.speed = self.speed if speed is None else speed
         cube.ahead = WeightPrefetcher()
         cube.open_groups = []
-        cube.ledger = self.ledger.relative(cube.precision, cube.ahead.end, cube._keep_buckets())
+        cube.fp8_scales = cube._scales()
+        cube.ledger = self.ledger.relative(
+            cube.precision, cube.ahead.end, cube._keep_buckets(), at_sum=cube._end_of_sums()
+        )
         cube.regions = self.regions.switched(cube.speed.compile)
         cube._use_symmetric_memory()
         if cube.speed.overlap != self.speed.overlap:
@@ -304,6 +314,12 @@ class Cube:
             self._groups.add(hosts)
             self._every_axis.append(everyone)
         return UseAgreement(self.shape, everyone, self.numbers, self._axes)
+
+    def _scales(self) -> Fp8Scales:
+        return Fp8Scales(self.over(*AXES), self.numbers, self.device, self.precision.fp8_history)
+
+    def _end_of_sums(self) -> Callable[[UseAgreement | None], None] | None:
+        return self.fp8_scales.end_of_pass if self.precision.fp8 == "delayed" else None
 
     def _keep_buckets(self) -> bool | None:
         """As the policy says. A GPU's allocator keeps memory by itself, and clears none."""

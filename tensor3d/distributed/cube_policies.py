@@ -79,7 +79,8 @@ class MixedPrecisionPolicy:
     type of the parameters (or fp32 at least); shards are converted before they travel.
 
     Raises:
-        ValueError: what is no floating-point type, an unknown scaling, or FP8 beside another type than bf16.
+        ValueError: what is no floating-point type, an unknown scaling, FP8 beside another type than bf16, or a history
+            below 1.
     """
 
     compute: torch.dtype | None = None
@@ -91,13 +92,20 @@ class MixedPrecisionPolicy:
     rank multiplies: the forward product and the gradient of its input, and "tensorwise" that of its weight, too. All
     else, what travels and what is saved, stays in `compute`, which must be bf16. So do the projection to a vocabulary,
     narrow heads, attention itself, and weights whose local sides do not divide by 16; `Cube.fp8_uses` counts. GPUs from
-    Ada and Hopper on have a kernel; elsewhere it is emulated, which is slower than bf16 alone."""
+    Ada and Hopper on have a kernel; elsewhere it is emulated, which is slower than bf16 alone. "delayed": one scale for
+    each logical matrix from its magnitudes in passes before (distributed/fp8_scales.py); a maximum over
+    the ranks ends each pass, and what was too large is cut off and counted (`Cube.fp8_scales.cut`)."""
+    fp8_history: int = 16
+    """Of "delayed" alone: the passes from whose largest magnitude a scale is. One backward pass outside of `no_sync`
+    counts as one. More: a spike holds the scale up longer; fewer: more is cut off."""
 
     def __post_init__(self) -> None:
         for name in ("compute", "reduce"):
             dtype = getattr(self, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise ValueError(f"{name} must be a floating-point type such as torch.bfloat16, or None. Got {dtype}.")
+        if isinstance(self.fp8_history, bool) or not isinstance(self.fp8_history, int) or self.fp8_history < 1:
+            raise ValueError(f"fp8_history must be a number of passes of at least 1. Got {self.fp8_history!r}.")
         if self.fp8 is None:
             return
         if self.fp8 not in get_args(Scaling):

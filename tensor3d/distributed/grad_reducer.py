@@ -126,7 +126,9 @@ class GradReducer:
         at_end: Callable[[], None] | None = None,
         agreement: UseAgreement | None = None,
         keep_buckets: bool | None = False,
+        at_sum: Callable[[UseAgreement | None], None] | None = None,
     ) -> None:
+        self._at_sum = at_sum  # of each outermost backward pass that sums over ranks, after its sums
         self._keep_buckets = keep_buckets  # None: unless memory is scarce
         self._spares = False
         self._shares = False
@@ -191,6 +193,10 @@ class GradReducer:
         self._keep_hooks(parameter)
         if rest is not None:
             current.rest.append(rest)
+
+    def join_pass(self) -> None:
+        """Within a backward pass: it is not over before its own end, though passes within it may hand everything in."""
+        self._current()
 
     def _keep_hooks(self, parameter: nn.Parameter) -> None:
         if is_watched(parameter):
@@ -327,10 +333,14 @@ class GradReducer:
         return self._early.memory.bytes
 
     def relative(
-        self, precision: MixedPrecisionPolicy, at_end: Callable[[], None], keep_buckets: bool | None
+        self,
+        precision: MixedPrecisionPolicy,
+        at_end: Callable[[], None],
+        keep_buckets: bool | None,
+        at_sum: Callable[[UseAgreement | None], None] | None = None,
     ) -> GradReducer:
         """One for a cube of the same processes that computes in other types."""
-        relative = GradReducer(precision, self._relatives, at_end, self.agreement, keep_buckets)
+        relative = GradReducer(precision, self._relatives, at_end, self.agreement, keep_buckets, at_sum)
         relative._spares = self._spares
         if self._shares:
             relative._shares = True
@@ -378,6 +388,8 @@ class GradReducer:
             self._observe("sum")
             arrived = self._summed(current)
             self._observe("summed")
+            if self._at_sum is not None and not self._passes:
+                self._at_sum(self.agreement)
         self._guard_steps()
         # Where `.grad` is there already, sums are added to it, and what they lie in is used no more. And sums of
         # micro-batches lie elsewhere until the last one: memory that stays would be there beside them.
@@ -687,6 +699,16 @@ class UseAgreement:
             agreed.setdefault(number, times)
         is_new = any(each.is_new for each in by_rank)
         return {number: summed[number] for number in sorted(summed)}, tuple(agreed.items()) if is_new else None
+
+    def union(self, keys: Sequence[T]) -> list[T]:
+        """What any rank names, sorted, the same on all: one exchange of 16 bytes between hosts where all name the same.
+
+        Args:
+            keys: of this rank, sorted.
+        """
+        if all_equal(_hashed(repr(keys)), self._everyone):
+            return list(keys)
+        return sorted({key for told in self._told(keys) for key in told})
 
     def numbers_of(self, parameters: Sequence[nn.Parameter]) -> list[Number]:
         return list(self._by_number(parameters, lambda parameter: parameter))

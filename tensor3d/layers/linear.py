@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.fp8_scales import history_of, keep_history
 from tensor3d.ops.fp8 import suits_fp8
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
 from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
@@ -178,6 +180,14 @@ class Linear3D(nn.Module):
             return in_batch(self.forward, x, "Linear3D")
         check_activation(x, self.in_features, self.cube, self.face, "Linear3D")
         return matmul(x, self.weight, self.cube, self.face, self.bias, reshard_after_forward=self.reshard_after_forward)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_fp8_history": history_of(self.weight)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        history = state.pop("_fp8_history", None)
+        super().__setstate__(state)
+        keep_history(self.weight, history)
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"

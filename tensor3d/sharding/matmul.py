@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
+from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, KINDS, WEIGHT
 from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
-from tensor3d.ops.fp8 import E4M3, GRADIENTS, Scaling, fp8_product, suits_fp8
+from tensor3d.ops.fp8 import GRADIENTS, Current, Rounded, Scaling, fp8_product, product_of_rounded, rounded, suits_fp8
 from tensor3d.ops.products import product, wide_product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
@@ -33,7 +34,7 @@ from tensor3d.sharding.weight_slabs import (
     type_of_sum,
     weight_source,
 )
-from tensor3d.torch_private import free_storage, has_storage
+from tensor3d.torch_private import backward_pass, free_storage, has_storage
 
 # --- Which gathered operands stay for backward ------------------------------------------------------------------------
 
@@ -94,8 +95,9 @@ def matmul(
         reshard_after_forward: False keeps A' and W' for backward: two gathers less, more memory. "input" keeps W'
             alone, "weight" A' alone.
         fp8: False leaves it in the type of `a`, whatever `cube.precision.fp8` says. Else, where that is set and the
-            sides of W' divide by 16, A' W'^T and dC' W' are products in FP8, and "tensorwise" dC'^T A' is, too
-            (ops/fp8.py); their results are of the type of `a` again, so what travels and what is saved is the same.
+            sides of W' divide by 16, A' W'^T and dC' W' are products in FP8, and dC'^T A' is, too, unless
+            it is "rowwise" (ops/fp8.py); their results are of the type of `a` again, so what travels and what is saved
+            is the same.
 
     Raises:
         ValueError: `a` is no matrix of floating-point numbers, or one of other columns; `weight` or `bias` lies on the
@@ -147,7 +149,7 @@ class _Product(Function):
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
         shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
-        ctx.scaling = scaling = _scaling(cube, w_full, fp8)
+        ctx.products = products = _products(cube, weight, w_full, fp8)
         # W' is for dA alone, A' for dW.
         ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
         ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
@@ -156,7 +158,7 @@ class _Product(Function):
             sending_c, a_full = fused_product(fused, a_full, w_full.t(), rows, columns, keep=ctx.keeps_a)
         else:
             added = shift if adds_bias else None
-            sending_c = reduce_scatter(_multiplied(cube, a_full, w_full.t(), scaling, added, fast=True), columns)
+            sending_c = reduce_scatter(products.forward(a_full, w_full, added), columns)
         c = sending_c.wait()
         if shift is not None and not adds_bias:
             c += shift
@@ -170,7 +172,7 @@ class _Product(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None, None]:
-        cube, face, weight, bias, scaling = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.scaling
+        cube, face, weight, bias, products = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.products
         rows, columns = cube.axis(other(face)), cube.axis(face)
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
 
@@ -195,32 +197,101 @@ class _Product(Function):
         dc_full, w_full = gathering_dc.wait(), saved_w if gathering_w is None else gathering_w.wait()
         prefetch_next_weight(cube)
 
-        kind = E4M3 if scaling is None else GRADIENTS[scaling]
         sending_da = None
         if fused is not None:
             sending_da, dc_full = fused_product(fused, dc_full, w_full, columns, rows, keep=needs_dw)
         elif needs_da:
-            sending_da = reduce_scatter(_multiplied(cube, dc_full, w_full, scaling, kind=kind), rows)
+            sending_da = reduce_scatter(products.input_grad(dc_full, w_full), rows)
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
         del gathering_w, w_full, saved_w
         if needs_dw:
-            # A scale of each row of dC' would be one of each term of these sums, which no kernel has.
             a_full = saved_a if gathering_a is None else gathering_a.wait()
-            if scaling == "tensorwise":
-                dw = _multiplied(cube, dc_full.t(), a_full, scaling, kind=kind)
-            else:
-                dw = wide_product(dc_full.t(), a_full, type_of_sum(weight, cube))
+            dw = products.weight_grad(dc_full, a_full, type_of_sum(weight, cube))
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
+        products.end()
         return sending_da.wait() if sending_da else None, None, None, None, None, None, None, None
 
 
-def _multiplied(
-    cube: Cube, a: Tensor, b: Tensor, scaling: Scaling | None, bias: Tensor | None = None, **options: Any
-) -> Tensor:
-    if scaling is None:
-        return product(a, b, bias)
-    return fp8_product(a, b, scaling, bias, regions=cube.regions, **options)
+# --- In which types a rank multiplies ---------------------------------------------------------------------------------
+
+
+class _Products:
+    """The three products of one use of a weight, in the type of what is multiplied or in FP8 by current scaling."""
+
+    __slots__ = ("_cube", "_scaling")
+
+    def __init__(self, cube: Cube, scaling: Current | None) -> None:
+        self._cube, self._scaling = cube, scaling
+
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        """C' (M, N) of A' (M, K), W' (N, K) and a bias (N,)."""
+        if self._scaling is None:
+            return product(a, w.t(), bias)
+        return fp8_product(a, w.t(), self._scaling, bias, fast=True, regions=self._cube.regions)
+
+    def input_grad(self, dc: Tensor, w: Tensor) -> Tensor:
+        """dA' (M, K) of dC' (M, N)."""
+        if self._scaling is None:
+            return product(dc, w)
+        return fp8_product(dc, w, self._scaling, kind=GRADIENTS[self._scaling], regions=self._cube.regions)
+
+    def weight_grad(self, dc: Tensor, a: Tensor, wide: torch.dtype) -> Tensor:
+        """dW' (N, K), in the type `wide` where the product can give it."""
+        scaling = self._scaling
+        if scaling == "tensorwise":
+            return fp8_product(dc.t(), a, scaling, kind=GRADIENTS[scaling], regions=self._cube.regions)
+        # A scale of each row of dC' would be one of each term of these sums, which no kernel has.
+        return wide_product(dc.t(), a, wide)
+
+    def end(self) -> None:
+        """A backward pass has used what it needs."""
+
+
+class _DelayedProducts:
+    """The same in FP8 by delayed scaling: all three by the scales that there are when the forward pass uses the weight.
+    What backward gathers again is rounded again, to the same bits."""
+
+    __slots__ = ("_cube", "_dc", "_largest", "_scales", "_weight")
+
+    def __init__(self, cube: Cube, weight: nn.Parameter) -> None:
+        self._cube, self._weight = cube, weight
+        self._scales = cube.fp8_scales.of(weight)
+        self._largest: list[Tensor | None] = [None] * len(KINDS)
+        self._dc: Rounded | None = None  # of the backward pass that runs
+
+    def forward(self, a: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        of_a, of_w = self._rounded(INPUT, a), self._rounded(WEIGHT, w)
+        return product_of_rounded(of_a, of_w.t(), a.dtype, bias, fast=True)
+
+    def input_grad(self, dc: Tensor, w: Tensor) -> Tensor:
+        self._dc = self._rounded(GRADIENT, dc)
+        return product_of_rounded(self._dc, self._rounded(WEIGHT, w), dc.dtype)
+
+    def weight_grad(self, dc: Tensor, a: Tensor, wide: torch.dtype) -> Tensor:
+        of_dc = self._rounded(GRADIENT, dc) if self._dc is None else self._dc
+        return product_of_rounded(of_dc.t(), self._rounded(INPUT, a), dc.dtype)
+
+    def end(self) -> None:
+        self._dc = None
+        self._cube.fp8_scales.observe(self._weight, self._largest)
+
+    def _rounded(self, role: int, x: Tensor) -> Rounded:
+        found, largest = rounded(x, KINDS[role], self._scales[role], self._cube.regions)
+        if role != GRADIENT:  # of which another backward pass through this graph brings another one
+            self._scales[role] = found.scale
+        if self._largest[role] is None or role == GRADIENT:
+            self._largest[role] = largest
+        return found
+
+
+def _products(cube: Cube, weight: nn.Parameter, w_full: Tensor, fp8: bool) -> _Products | _DelayedProducts:
+    scaling = _scaling(cube, w_full, fp8)
+    if scaling == "delayed" and backward_pass() != -1:
+        # What is computed again may have a backward pass within this one: its end is not the step's, and no scale
+        # changes before that.
+        cube.ledger.join_pass()
+    return _DelayedProducts(cube, weight) if scaling == "delayed" else _Products(cube, scaling)
 
 
 def _scaling(cube: Cube, w_full: Tensor, fp8: bool) -> Scaling | None:

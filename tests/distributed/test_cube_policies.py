@@ -112,7 +112,11 @@ def test_what_is_no_type_is_refused(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"compute": torch.bfloat16, "fp8": "blockwise"}, r"one of rowwise, tensorwise, or None\. Got 'blockwise'"),
+        (
+            {"compute": torch.bfloat16, "fp8": "blockwise"},
+            r"one of rowwise, tensorwise, delayed, or None\. Got 'blockwise'",
+        ),
+        ({"fp8_history": 0}, r"fp8_history must be .* at least 1\. Got 0"),
         ({"fp8": "rowwise"}, r"needs compute=torch\.bfloat16.*Got compute=None"),
         ({"compute": torch.float16, "fp8": "tensorwise"}, r"'tensorwise' needs .*Got compute=torch\.float16"),
     ],

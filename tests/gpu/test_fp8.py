@@ -12,14 +12,14 @@ from torch import Tensor
 from models.bert import BertForPreTraining
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.ops import fp8
-from tensor3d.ops.fp8 import E4M3, E5M2, Scaling, fp8_product, has_kernel, quantise
+from tensor3d.ops.fp8 import E4M3, E5M2, Current, Scaling, fp8_product, has_kernel, quantise, rounded
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.single_device_reference import full
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_kernel(torch.device("cuda", 0))), reason="needs a GPU that multiplies FP8"
 )
-SCALINGS = pytest.mark.parametrize("scaling", get_args(Scaling))
+SCALINGS = pytest.mark.parametrize("scaling", get_args(Current))
 
 
 def _values(*shape: int) -> Tensor:
@@ -43,7 +43,7 @@ def test_both_round_to_the_same_bits(kind: torch.dtype, dim: int | None) -> None
 @pytest.mark.parametrize(("rows", "inner"), [(64, 256), (1, 256), (37, 256), (48, 37), (0, 32)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_kernel_gives_what_is_emulated(
-    scaling: Scaling, fast: bool, biased: bool, rows: int, inner: int, transposed: bool
+    scaling: Current, fast: bool, biased: bool, rows: int, inner: int, transposed: bool
 ) -> None:
     a, b, bias = _values(rows, inner), _values(inner, 96), torch.randn(96).bfloat16() if biased else None
     if transposed:
@@ -59,14 +59,26 @@ def test_the_kernel_gives_what_is_emulated(
 
 
 @SCALINGS
-def test_what_is_not_finite_stays_visible(scaling: Scaling) -> None:
+def test_what_is_not_finite_stays_visible(scaling: Current) -> None:
     a, b = _values(16, 32), _values(32, 16)
     a[1, 3] = math.inf
     lost = fp8_product(a.cuda(), b.cuda(), scaling).isnan().all(1).tolist()
     assert lost == [scaling == "tensorwise" or row == 1 for row in range(16)]
 
 
-@SCALINGS
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+def test_both_round_to_the_same_bits_by_an_old_scale(kind: torch.dtype) -> None:
+    x = _values(40, 64)
+    x[5, 7], x[6, 9] = math.inf, math.nan
+    for scale in (None, torch.tensor(2.0**-9)):
+        (one, most), (other, largest) = (
+            rounded(each, kind, None if scale is None else scale.to(each.device)) for each in (x, x.cuda())
+        )
+        for on_cpu, on_gpu in ((one.values, other.values), (one.scale, other.scale), (most, largest)):
+            torch.testing.assert_close(on_gpu.cpu().float(), on_cpu.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("scaling", get_args(Scaling))
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_model_has_the_gradients_of_the_emulation(
     scaling: Scaling, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -79,8 +91,10 @@ def test_a_model_has_the_gradients_of_the_emulation(
         cube = Cube.single("cuda", precision=policy, speed=ExecutionPolicy(compile=compiled))
         cube.manual_seed(0)
         model, packs = BertForPreTraining(toy_config(67), cube), toy_packs(67, 16)
-        loss = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
-        loss.backward()
+        for _ in range(2 if scaling == "delayed" else 1):  # the second one by the scales of the first
+            model.zero_grad()
+            loss = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
+            loss.backward()
         assert cube.fp8_uses["fp8"] > 0
         found.append((loss.detach(), {n: full(p.grad) for n, p in model.named_parameters() if "qkv.bias" not in n}))
     (loss, gradients), (wanted, others) = found

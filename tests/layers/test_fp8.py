@@ -169,7 +169,7 @@ def _by_all_ways(shape: Shape, scaling: Scaling) -> None:
         cube.close()
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("scaling", [*SCALINGS, "delayed"])
 @pytest.mark.parametrize(
     "shape", [pytest.param(s, id=name_of(s), marks=pytest.mark.slow) for s in [(2, 1, 1, 1), (2, 2, 1, 1)]]
 )

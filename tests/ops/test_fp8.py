@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from tensor3d.ops import fp8
-from tensor3d.ops.fp8 import E4M3, E5M2, Scaling, fp8_product, quantise, suits_fp8
+from tensor3d.ops.fp8 import E4M3, E5M2, Current, fp8_product, product_of_rounded, quantise, rounded, suits_fp8
 
 UNIT = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 LEAST = {E4M3: 2.0**-10, E5M2: 2.0**-17}
 """Half of the distance between subnormal numbers."""
 KINDS = pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
-SCALING_NAMES: tuple[Scaling, ...] = ("rowwise", "tensorwise")
+SCALING_NAMES: tuple[Current, ...] = ("rowwise", "tensorwise")
 SCALINGS = pytest.mark.parametrize("scaling", SCALING_NAMES)
 
 
@@ -87,7 +87,7 @@ def test_extremes(kind: torch.dtype) -> None:
 
 @SCALINGS
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_stays_visible(scaling: Scaling, bad: float) -> None:
+def test_what_is_not_finite_stays_visible(scaling: Current, bad: float) -> None:
     a, b = torch.randn(4, 32).bfloat16(), torch.randn(32, 16).bfloat16()
     a[1, 3] = bad
     c = fp8_product(a, b, scaling)
@@ -98,7 +98,7 @@ def test_what_is_not_finite_stays_visible(scaling: Scaling, bad: float) -> None:
     assert c[:, 0].isfinite().all() == (scaling == "rowwise")
 
 
-def bound(a: Tensor, b: Tensor, scaling: Scaling, kind: torch.dtype, bias: Tensor | None = None) -> Tensor:
+def bound(a: Tensor, b: Tensor, scaling: Current, kind: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Of |error|, element by element, as `fp8_product` states it; with a last rounding to bf16."""
 
     def off(x: Tensor, dim: int, kind: torch.dtype) -> Tensor:
@@ -115,7 +115,7 @@ def bound(a: Tensor, b: Tensor, scaling: Scaling, kind: torch.dtype, bias: Tenso
 @SCALINGS
 @pytest.mark.parametrize("wild", [False, True], ids=["alike", "wild"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_error_is_within_its_bound(kind: torch.dtype, scaling: Scaling, wild: bool, transposed: bool) -> None:
+def test_the_error_is_within_its_bound(kind: torch.dtype, scaling: Current, wild: bool, transposed: bool) -> None:
     a, b, bias = values(30, 80, wild=wild), values(80, 48, wild=wild), torch.randn(48).bfloat16()
     if transposed:
         a, b = a.t().contiguous().t(), b.t().contiguous().t()
@@ -140,7 +140,7 @@ def test_rows_stand_alone() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 32, 16), (3, 0, 16), (3, 32, 0)])
 @SCALINGS
-def test_nothing_times_something(shape: tuple[int, int, int], scaling: Scaling) -> None:
+def test_nothing_times_something(shape: tuple[int, int, int], scaling: Current) -> None:
     rows, inner, columns = shape
     bias = torch.randn(columns).bfloat16()
     c = fp8_product(torch.randn(rows, inner).bfloat16(), torch.randn(inner, columns).bfloat16(), scaling, bias)
@@ -153,7 +153,7 @@ def test_nothing_times_something(shape: tuple[int, int, int], scaling: Scaling) 
 @pytest.mark.parametrize("inner", [48, 37], ids=["whole", "filled up"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_kernel_is_called_for_the_same_numbers(
-    kind: torch.dtype, scaling: Scaling, inner: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
+    kind: torch.dtype, scaling: Current, inner: int, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's operator has a CPU's way, too: without bits to lose in a last rounding, it gives what is emulated."""
     a, b, bias = values(20, inner), values(inner, 32), torch.randn(32).bfloat16()
@@ -223,3 +223,39 @@ def test_which_sides_and_which_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     fp8._is_new.cache_clear()
     monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
     assert not fp8.has_kernel(gpu)
+
+
+@KINDS
+@pytest.mark.parametrize("transposed", [False, True])
+def test_by_an_old_scale(kind: torch.dtype, transposed: bool) -> None:
+    """What fits has the bits of current scaling; what does not is the largest number, and NaN what is not finite."""
+    x = values(40, 48, wild=False)
+    wanted, scale = quantise(x, None, kind)
+    laid = x.t().contiguous().t() if transposed else x
+    (found, same), largest = rounded(laid, kind, scale)
+    assert found.float().equal(wanted.float())
+    assert same is scale
+    assert largest == x.abs().max()
+    (again, current), seen = rounded(laid, kind, None)
+    assert again.float().equal(wanted.float())
+    assert (current, seen) == (scale, largest)
+    laid[3, 5], laid[4, 6], laid[5, 7], laid[6, 8] = 1e30, -1e38, math.inf, math.nan
+    (found, _), largest = rounded(laid, kind, scale)
+    assert found[3, 5].float() == torch.finfo(kind).max == -found[4, 6].float()
+    assert found.float().isnan().nonzero().tolist() == [[5, 7], [6, 8]]
+    assert largest == math.inf
+    (found, current), largest = rounded(laid, kind, None)
+    assert found.float().isnan().all()
+    assert current.isnan()
+    assert largest == laid[4, 6].abs()
+
+
+@WITH_OPERATOR
+def test_what_was_rounded_before_goes_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, bias = values(20, 48, wild=False), values(32, 48, wild=False).t(), torch.randn(32).bfloat16()
+    of_a, of_b = rounded(a, E5M2, None)[0], rounded(b, E4M3, None)[0]
+    wanted = product_of_rounded(of_a, of_b, torch.bfloat16, bias)
+    assert wanted.equal(fp8_product(a, b, "tensorwise", bias, kind=E5M2))
+    monkeypatch.setattr(fp8, "has_kernel", lambda _: True)
+    got = product_of_rounded(of_a, of_b, torch.bfloat16, bias)
+    torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-2)

@@ -321,7 +321,7 @@ _MANY_PACKS = (
 )
 _IN_FP8 = (
     "transformers-masked,ours-rows,ours-rows-compiled,ours-rows-fp8,ours-rows-compiled-fp8,"
-    "ours-rows-compiled-tensorwise"
+    "ours-rows-compiled-tensorwise,ours-rows-compiled-delayed"
 )
 
 

@@ -21,7 +21,7 @@ from tools.common.machine import format_table
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
-Type = Literal["fp32", "bf16", "fp16", "fp8-rowwise", "fp8-tensorwise"]
+Type = Literal["fp32", "bf16", "fp16", "fp8-rowwise", "fp8-tensorwise", "fp8-delayed"]
 REFERENCE: Type = "fp32"
 
 
@@ -32,8 +32,8 @@ class PrecisionCommand(RecipeBenchmark):
     steps: int | None = None
     """Of each run; the learning rate is that of a run of so many. Default: run.steps of the recipe."""
     precisions: str = "fp32,bf16"
-    """fp32, and some of bf16, fp16, fp8-rowwise and fp8-tensorwise: linear layers in FP8, all else in bf16. fp16 is
-    very slow on CPUs, and FP8 is emulated there."""
+    """fp32, and some of bf16, fp16, fp8-rowwise, fp8-tensorwise and fp8-delayed: linear layers in FP8, all else in
+    bf16. fp16 is very slow on CPUs, and FP8 is emulated there."""
     cube: str = "1x1x1"
     """Sizes XxYxZ of the cube, in processes of this machine."""
     last: Count = 50

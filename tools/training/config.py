@@ -337,10 +337,11 @@ class PrecisionConfig:
     with a dynamic loss scale, and is very slow on CPUs."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel to be summed."""
-    fp8: Literal["off", "rowwise", "tensorwise"] = "off"
+    fp8: Literal["off", "rowwise", "tensorwise", "delayed"] = "off"
     """Linear layers multiply in FP8, beside compute = "bf16" alone: with a scale for each row and column, and gradients
-    of weights in bf16, or with one for each matrix (docs/algorithm.md). On GPUs from Ada and Hopper on by their
-    kernels, elsewhere emulated, which is slower than bf16. Traffic and kept memory are the same."""
+    of weights in bf16, or with one for each matrix; "delayed": one from its magnitudes in the 16 passes before, which
+    checkpoints hold (docs/algorithm.md). On GPUs from Ada and Hopper on by their kernels, elsewhere emulated, which is
+    slower than bf16. Kept memory is the same, and so is traffic but for a few numbers a pass where it is delayed."""
     tf32: bool = True
     """Let GPUs that have TF32 use it for fp32 products."""
     loss_scale: Annotated[float, Positive()] = 65536.0

@@ -42,6 +42,15 @@ def fp8_remarks(model: nn.Module, recipe: PrecisionConfig) -> list[str]:
     return [f"linear layers in FP8 ({recipe.fp8}): {inside} of {len(layers)}{others}"]
 
 
+def fp8_cut(cube: Cube, told: int) -> tuple[int, list[str]]:
+    """How many matrices delayed scaling has cut something off so far, and in words what is new since `told`. Waits for
+    the device."""
+    cut = cube.fp8_scales.cut
+    if cut <= told:
+        return cut, []
+    return cut, [f"FP8: something was too large for its scale, and cut off, in {cut - told} more matrices of a pass"]
+
+
 def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
     """Whether the GPU of this process uses TF32 for fp32 products."""
     if cube.device.type == "cuda":
@@ -154,6 +163,11 @@ def check_graph(recipe: TrainConfig, ranks: int, device: Device, where: str = ""
         raise ValueError(
             "speed.cuda_graph and speed.shadow_weights exclude each other: a graph converts weights in each replay, "
             "and copies would be held for nothing. Set one of them to false."
+        )
+    if recipe.precision.fp8 == "delayed":
+        raise ValueError(
+            "speed.cuda_graph and precision.fp8 = 'delayed' exclude each other: a graph would keep the scales of the "
+            "pass that was captured. Take 'tensorwise', or leave the graph out."
         )
     if recipe.data.packing == "binned":
         raise ValueError(

@@ -94,8 +94,8 @@ MUTATIONS = (
     Mutation(
         "fp8-infinity-becomes-a-number",
         "tensor3d/ops/fp8.py",
-        old="torch.where(largest.isfinite(), scale, math.nan)",
-        new="scale.nan_to_num()",
+        old="torch.where(largest.isfinite(), scale_of(largest, kind), math.nan)",
+        new="scale_of(largest.nan_to_num(), kind)",
         tests=("tests/ops/test_fp8.py::test_what_is_not_finite_stays_visible",),
     ),
     Mutation(
@@ -111,6 +111,20 @@ MUTATIONS = (
         old='if scaling == "tensorwise":',
         new="if scaling is not None:",
         tests=("tests/layers/test_fp8.py::test_every_number_is_within_its_bound",),
+    ),
+    Mutation(
+        "fp8-delayed-scales-of-one-rank",
+        "tensor3d/distributed/fp8_scales.py",
+        old="        largest = all_reduce_largest(largest, self._everyone)\n",
+        new="",
+        tests=("tests/distributed/test_fp8_scales.py::test_scales_are_of_logical_matrices",),
+    ),
+    Mutation(
+        "fp8-history-poisoned",
+        "tensor3d/distributed/fp8_scales.py",
+        old="torch.where(finite[:, None], torch.cat",
+        new="torch.where(finite[:, None] | True, torch.cat",
+        tests=("tests/distributed/test_fp8_scales.py::test_what_is_not_finite_is_seen_and_forgotten",),
     ),
     Mutation(
         "onednn-without-bias",

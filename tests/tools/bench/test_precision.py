@@ -113,7 +113,10 @@ def test_fp32_comes_first(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--precisions", "bf16"], "must be fp32 and some of bf16, fp16, fp8-rowwise, fp8-tensorwise. Got 'bf16'"),
+        (
+            ["--precisions", "bf16"],
+            "must be fp32 and some of bf16, fp16, fp8-rowwise, fp8-tensorwise, fp8-delayed. Got 'bf16'",
+        ),
         (["--precisions", "fp32"], "Got 'fp32'"),
         (["--precisions", "fp32,fp8"], "Got 'fp32,fp8'"),
         (["--tolerance", "-1"], "--tolerance must be at least 0 and finite. Got -1.0"),

@@ -300,6 +300,8 @@ def test_fp8_is_told() -> None:
     assert "FP8 changes neither traffic nor what is kept" in text
     assert "Not counted: what is multiplied in FP8" not in text
     assert "Not counted: what is multiplied in FP8" in told("tensorwise", peak_tflops=989.0)
+    assert "delayed scaling's maximum" in told("delayed")
+    assert "delayed scaling's maximum" not in text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensor3d import Attention3D, Cube, Linear3D
+from tensor3d import Attention3D, Cube, Linear3D, MixedPrecisionPolicy
 from tensor3d.data import TrainBatch
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
@@ -20,7 +20,7 @@ from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.estimate import expect
-from tools.training.factory import asked_of_attention, check_graph, fp8_remarks
+from tools.training.factory import asked_of_attention, check_graph, fp8_cut, fp8_remarks
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -90,7 +90,7 @@ def test_each_switch_reaches_model_cube_and_batches(
             assert all((batch.read is not None) == switches.read_rows_only for batch in step.batches)
 
 
-@pytest.mark.parametrize("fp8", ["rowwise", "tensorwise"])
+@pytest.mark.parametrize("fp8", ["rowwise", "tensorwise", "delayed"])
 def test_fp8_reaches_the_layers_and_is_told(recipe: Path, corpus: Path, fp8: Any) -> None:
     plain = dataclasses.replace(_without_dropout(recipe), precision=PrecisionConfig(compute="bf16"))
     asked = dataclasses.replace(plain, precision=PrecisionConfig(compute="bf16", fp8=fp8))
@@ -266,3 +266,24 @@ def test_what_the_layers_ask_of_attention() -> None:
     ]
     (facts,) = asked_of_attention(TrainConfig(), "cpu")
     assert (facts.head_dim, facts.dropout, facts.dtype, facts.gradient) == (64, True, torch.float32, True)
+
+
+def test_delayed_scaling_is_refused_beside_a_graph() -> None:
+    recipe = TrainConfig(
+        speed=SpeedConfig(cuda_graph=True, read_rows_only=False),
+        precision=PrecisionConfig(compute="bf16", fp8="delayed"),
+    )
+    with pytest.raises(ValueError, match=r"fp8 = 'delayed' exclude each other.* Take 'tensorwise'"):
+        check_graph(recipe, 1, "cuda")
+
+
+def test_what_was_cut_off_is_told_once() -> None:
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=torch.bfloat16, fp8="delayed"))
+    layer = Linear3D(32, 32, cube)
+    assert fp8_cut(cube, 0) == (0, [])
+    for size in (1.0, 1e3):
+        layer(torch.full((4, 32), size)).sum().backward()
+    cut, told = fp8_cut(cube, 0)
+    assert cut == 1
+    assert told == ["FP8: something was too large for its scale, and cut off, in 1 more matrices of a pass"]
+    assert fp8_cut(cube, cut) == (1, [])

@@ -111,9 +111,15 @@ UNPADDED, UNPADDED_COMPILED = "transformers-unpadded", "transformers-unpadded-co
 OURS, ROWS, COMPILED, ROWS_COMPILED = "ours", "ours-rows", "ours-compiled", "ours-rows-compiled"
 GRAPHED = "ours-graph"
 ROWS_FP8, COMPILED_FP8, COMPILED_TENSORWISE = "ours-rows-fp8", "ours-rows-compiled-fp8", "ours-rows-compiled-tensorwise"
+COMPILED_DELAYED = "ours-rows-compiled-delayed"
 ROWS_SHADOWS, COMPILED_SHADOWS = "ours-rows-shadows", "ours-rows-compiled-shadows"
 LIBRARY = (PLAIN, MASKED, MASKED_COMPILED, UNPADDED, UNPADDED_COMPILED)
-FP8: dict[str, Scaling] = {ROWS_FP8: "rowwise", COMPILED_FP8: "rowwise", COMPILED_TENSORWISE: "tensorwise"}
+FP8: dict[str, Scaling] = {
+    ROWS_FP8: "rowwise",
+    COMPILED_FP8: "rowwise",
+    COMPILED_TENSORWISE: "tensorwise",
+    COMPILED_DELAYED: "delayed",
+}
 """Whose linear layers multiply in FP8, and by which scales."""
 CONTENDERS = (*LIBRARY, OURS, ROWS, COMPILED, ROWS_COMPILED, ROWS_SHADOWS, COMPILED_SHADOWS, GRAPHED, *FP8)
 """`transformers`' model as it is; the same with its masked-LM head on masked rows alone; its modules on
@@ -122,7 +128,7 @@ layer computes the rows alone that heads read; both of these with compiled regio
 weights, as it is and compiled; ours compiled, as CUDA graphs; ours of such rows in FP8, as it is and compiled."""
 UNPADDING = {UNPADDED, UNPADDED_COMPILED}
 COMPILING = {MASKED_COMPILED, UNPADDED_COMPILED, COMPILED, ROWS_COMPILED, COMPILED_SHADOWS, GRAPHED}
-COMPILING |= {COMPILED_FP8, COMPILED_TENSORWISE}
+COMPILING |= {COMPILED_FP8, COMPILED_TENSORWISE, COMPILED_DELAYED}
 _SHADOWING = {ROWS_SHADOWS, COMPILED_SHADOWS}
 _READING_ROWS = {ROWS, ROWS_COMPILED, *_SHADOWING, *FP8}
 _ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}

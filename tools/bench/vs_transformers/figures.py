@@ -18,6 +18,7 @@ from tools.bench.harness.figures import Column, flat, mebibytes, milliseconds, q
 from tools.bench.harness.memory import without_notes
 from tools.bench.vs_transformers.contenders import (
     COMPILED,
+    COMPILED_DELAYED,
     COMPILED_FP8,
     COMPILED_SHADOWS,
     COMPILED_TENSORWISE,
@@ -290,6 +291,7 @@ _COLOURS = {
     ROWS_FP8: "#66CCEE",
     COMPILED_FP8: "#AA3377",
     COMPILED_TENSORWISE: "#BBCC33",
+    COMPILED_DELAYED: "#332288",
 }
 _KINDS = {FULL: "no padding", PADDED: "padded", SORTED: "padded, sorted by length"}
 

@@ -258,7 +258,7 @@ class LibraryCommand(Benchmark[Task]):
     with), transformers-unpadded (its modules on our packs), both of these with -compiled, ours, ours-rows (the last
     layer computes the rows that heads read), ours-compiled, ours-rows-compiled, both with -shadows (shadow
     weights), ours-graph (as CUDA graphs); in FP8, beside bf16 alone, ours-rows-fp8, ours-rows-compiled-fp8,
-    ours-rows-compiled-tensorwise."""
+    ours-rows-compiled-tensorwise, ours-rows-compiled-delayed."""
     histogram: Path | None = None
     """JSON file: an object with `counts`, whose entry i counts the sequences of length i. Default: a formula."""
     length: Annotated[int, AtLeast(SHORTEST)] = 512
