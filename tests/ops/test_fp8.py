@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 
 from tensor3d.ops import fp8
-from tensor3d.ops.fp8 import E4M3, E5M2, Current, fp8_product, product_of_rounded, quantise, rounded, suits_fp8
+from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.ops.fp8 import (
+    E4M3,
+    E5M2,
+    Current,
+    _round_by,
+    fp8_product,
+    product_of_rounded,
+    quantise,
+    rounded,
+    suits_fp8,
+)
 
 UNIT = {E4M3: 2.0**-4, E5M2: 2.0**-3}
 LEAST = {E4M3: 2.0**-10, E5M2: 2.0**-17}
@@ -199,6 +210,17 @@ def test_where_there_is_a_kernel_what_quantises_can_be_compiled(monkeypatch: pyt
         assert asked == [(quantise, True)] * 2
         torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-2)
         asked.clear()
+
+
+@pytest.mark.slow  # for the seconds that a compiler takes
+@KINDS
+def test_compiled_rounding_has_the_bits_of_eager(kind: torch.dtype) -> None:
+    regions = CompiledRegions(True, torch.device("cpu"))
+    for dtype in (torch.float32, torch.bfloat16):
+        x = (torch.randn(300, 96) * torch.logspace(-6, 4, 300)[:, None]).to(dtype)
+        for call in ((quantise, x, None, kind), (quantise, x, 1, kind), (_round_by, x, torch.tensor(2.0**-6), kind)):
+            for got, wanted in zip(regions(*call), call[0](*call[1:]), strict=True):
+                assert torch.equal(got.float(), wanted.float())
 
 
 def test_autocast_does_not_reach_the_emulation() -> None:
