@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.bert import BertConfig, BertForPreTraining
-from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
+from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.data import Loader, SpecialTokens, TrainBatch
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.loader import settle
@@ -101,6 +101,14 @@ def a_step(batches: list[PackedBatch]) -> TrainBatch:
     )
 
 
+def cube_on(device: str, compute: torch.dtype | None, options: dict[str, Any]) -> tuple[Cube, dict[str, Any]]:
+    """The cube with what of some options is its own, and the others."""
+    own = {"fp8", "compile", "shadow_weights"} & options.keys()
+    precision = MixedPrecisionPolicy(compute=compute, fp8=options.get("fp8"))
+    speed = ExecutionPolicy(**{name: options[name] for name in own - {"fp8"}})
+    return Cube.single(device, precision=precision, speed=speed), {k: options[k] for k in options.keys() - own}
+
+
 def training(cube: Cube, *, lamb: bool = False, scaler: bool = False, **sizes: Any) -> TrainingStep[TrainBatch]:
     cube.manual_seed(0)
     speed = {"read_rows_only": sizes.pop("read_rows_only", False)}
@@ -132,13 +140,14 @@ def on_meta(*, settled: bool = True) -> list[PackedBatch]:
         {"encoder": "modern", "positions": 512, "window": 3},
         {"norm": "pre", "dropout": 0.0, "attention_dropout": 0.0},
         {"read_rows_only": True},
+        {"fp8": "delayed", "shadow_weights": True},
     ],
-    ids=["adamw", "lamb", "modern", "pre-norm", "read rows"],
+    ids=["adamw", "lamb", "modern", "pre-norm", "read rows", "delayed fp8, shadows"],
 )
 @pytest.mark.usefixtures("meta")
 def test_a_step_reads_nothing_and_copies_nothing(options: dict[str, Any]) -> None:
-    step = training(Cube.single("meta", precision=MixedPrecisionPolicy(compute=torch.bfloat16)), **options)
-    batches = on_meta()
+    cube, rest = cube_on("meta", torch.bfloat16, options)
+    step, batches = training(cube, **rest), on_meta()
     with watching():
         take(step, batches)
         take(step, batches)  # with a state of the optimiser, and gradients that were set to None
@@ -215,13 +224,16 @@ def errors_of_cuda() -> Iterator[None]:
         (torch.float16, {"scaler": True, "lamb": True}),
         (None, {"encoder": "modern", "positions": 512, "window": 3}),
         (torch.bfloat16, {"read_rows_only": True}),
+        (torch.bfloat16, {"compile": True, "shadow_weights": True}),
+        (torch.bfloat16, {"compile": True, "fp8": "delayed"}),
     ],
-    ids=["dropout", "no dropout", "fp16, lamb", "modern", "read rows"],
+    ids=["dropout", "no dropout", "fp16, lamb", "modern", "read rows", "compiled, shadows", "compiled, delayed fp8"],
 )
 def test_a_step_on_a_gpu_waits_for_nothing(
     compute: torch.dtype | None, options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    step = training(Cube.single("cuda", precision=MixedPrecisionPolicy(compute=compute)), **options)
+    cube, rest = cube_on("cuda", compute, options)
+    step = training(cube, **rest)
     source = RandomPairs(np.bincount([5, 7, 9, 16]), 1000, special=SPECIAL, seed=0)
     data = PretrainingData(source, SPECIAL, capacity=CAPACITY, max_length=CAPACITY, max_sequences=3, seed=0)
     place = {"shape": CubeShape(), "rank": 0}
