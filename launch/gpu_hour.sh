@@ -62,7 +62,11 @@ if [ -n "$wheels" ]; then
     }
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
-    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${found[@]}"
+    # Where there is no pip, or a wheel is of another Python, they are unpacked: what runs says what cannot be imported.
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "${found[@]}" ||
+        for wheel in "${found[@]}"; do
+            "$python" -m zipfile -e "$wheel" "$site"
+        done
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
