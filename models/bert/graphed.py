@@ -57,6 +57,11 @@ class GraphedBert:
 
     def __init__(self, model: BertForPreTraining, capacity: int) -> None:
         cube = model.cube
+        if cube.precision.fp8 == "delayed":
+            raise ValueError(
+                'a CUDA graph would keep the scales of its capture: fp8="delayed" changes them on the host. Take '
+                '"rowwise" or "tensorwise".'
+            )
         backends = {getattr(module, "backend", "auto") for module in model.modules()} - {"auto", "varlen"}
         if backends:
             raise ValueError(f"{_NEEDS_ENDS} Got {', '.join(sorted(backends))}.")

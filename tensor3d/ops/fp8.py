@@ -191,8 +191,8 @@ def _quantised(x: Tensor, dim: int | None, kind: torch.dtype, run: Callable[...,
 def _aligned(x: Tensor) -> Tensor:
     """(R, K) row by row, each filled up with zeros to a multiple of 16."""
     missing = -x.shape[1] % SIDE
-    if not missing:
-        return x.contiguous()
+    if not missing:  # a single row counts as contiguous with any strides, and cuBLAS reads them
+        return x.contiguous() if x.shape[0] > 1 else x.reshape(-1).unsqueeze(0)
     return F.pad(x.contiguous().view(torch.uint8), (0, missing)).view(x.dtype)  # all bits 0 are 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -57,15 +58,16 @@ def test_replays_equal_passes_without_a_graph(changes: dict[str, Any], compiled:
 
 
 @gpu
-def test_dropout_draws_anew_in_each_replay_and_capture_draws_nothing() -> None:
-    model = made(dropout=0.2, attention_dropout=0.2)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_dropout_draws_anew_in_each_replay_and_capture_draws_nothing(compiled: bool) -> None:
+    model = made(compiled=compiled, dropout=0.2, attention_dropout=0.2)
     graphed = GraphedBert(model, CAPACITY)
     batch, *counts = batch_of(0, model)
     torch.cuda.manual_seed(1)
     before = torch.cuda.get_rng_state()
     losses = {float(graphed(batch, *counts)[0]) for _ in range(4)}
     assert len(losses) == 4, losses
-    again = made(dropout=0.2, attention_dropout=0.2)
+    again = made(compiled=compiled, dropout=0.2, attention_dropout=0.2)
     torch.cuda.set_rng_state(before)
     assert float(GraphedBert(again, CAPACITY)(batch, *counts)[0]) in losses, "the capture has moved the random stream"
 
@@ -123,6 +125,37 @@ def test_a_graph_converts_weights_in_each_replay() -> None:
             layer.weight.add_(1)
         assert captured(x=x).item() == layer(x).float().sum().item()
     with pytest.raises(ValueError, match=r"copies .* would be held for nothing.*shadow_weights=False"):
+        GraphedBert(BertForPreTraining(toy_config(VOCAB), cube), CAPACITY)
+
+
+@gpu
+def test_a_loader_may_work_during_the_capture() -> None:
+    """Its thread takes pinned memory and copies, on a stream of its own."""
+    weight, side = torch.nn.Parameter(torch.ones(3, device="cuda")), torch.cuda.Stream()
+
+    def send() -> torch.Tensor:
+        with torch.cuda.stream(side):
+            return torch.full((2**20,), 3.0).pin_memory().to("cuda", non_blocking=True)
+
+    sent = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = (weight * x).sum()
+        if torch.cuda.is_current_stream_capturing():
+            sent.append(thread.submit(send).result())
+        loss.backward()
+        return loss.detach()
+
+    with ThreadPoolExecutor(1) as thread:
+        captured = CapturedPass(run, {"x": torch.ones(3, device="cuda")}, [weight])
+    side.synchronize()
+    assert [each.mean().item() for each in sent] == [3.0]
+    assert captured(x=torch.full((3,), 2.0, device="cuda")).item() == 6.0
+
+
+def test_delayed_scaling_is_refused() -> None:
+    cube = Cube.single("cpu", precision=MixedPrecisionPolicy(compute=torch.bfloat16, fp8="delayed"))
+    with pytest.raises(ValueError, match=r'would keep the scales of its capture.*"rowwise" or "tensorwise"'):
         GraphedBert(BertForPreTraining(toy_config(VOCAB), cube), CAPACITY)
 
 

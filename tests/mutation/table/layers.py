@@ -106,6 +106,13 @@ MUTATIONS = (
         tests=("tests/ops/test_fp8.py::test_the_error_is_within_its_bound",),
     ),
     Mutation(
+        "fp8-one-row-with-any-strides",
+        "tensor3d/ops/fp8.py",
+        old="x.contiguous() if x.shape[0] > 1 else x.reshape(-1).unsqueeze(0)",
+        new="x.contiguous()",
+        tests=("tests/ops/test_fp8.py::test_the_kernel_is_called_for_the_same_numbers",),
+    ),
+    Mutation(
         "fp8-gradients-of-weights-by-rows",
         "tensor3d/sharding/matmul.py",
         old='if scaling == "tensorwise":',
