@@ -320,7 +320,7 @@ _MANY_PACKS = (
     "ours-rows-shadows,ours-rows-compiled-shadows"
 )
 """No graph, which holds what 64 packs keep for backward, 27 GB of BERT-large, beside all others: 80 GB are too few, and
-a stage that runs out of memory has no result. The stage `library` has one, with few packs, where it gives most."""
+a stage that runs out of memory has no result. The stage `library` has it, with few packs, where it gives most."""
 _IN_FP8 = (
     "transformers-masked,ours-rows,ours-rows-compiled,ours-rows-fp8,ours-rows-compiled-fp8,"
     "ours-rows-compiled-tensorwise,ours-rows-compiled-delayed"

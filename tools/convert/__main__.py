@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -77,30 +74,9 @@ def new_folder(folder: Path, cube: Cube) -> Iterator[Path]:
         os.rename(draft, place)
 
     with ExitStack() as stack:  # of the first rank
-        if cube.rank == 0:
-            stack.enter_context(_ended_by_sigterm())
         draft = run_on_rank0(cube, lambda: stack.enter_context(draft_of(place)))
         yield draft
         run_on_rank0(cube, lambda: publish(draft))
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Inside the block SIGTERM, by which schedulers stop a process, ends it as an error does, so that the draft is
-    removed. Signals are handled by the main thread alone."""
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- An encoder with whichever heads a folder has: what is converted, and computes nothing ----------------------------

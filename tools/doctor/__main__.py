@@ -41,11 +41,12 @@ from tensor3d.distributed.watchdog import Watchdog
 from tools.common.cli import run_main
 from tools.common.files import check_output
 from tools.common.log import take_verbose
+from tools.common.signals import ending_on_sigterm
 from tools.doctor import network
 from tools.doctor.checks import SEEN, Checks
 from tools.doctor.collective_checks import CollectiveChecks, TimingBudget, figures, product_seconds, slowest_axis
 from tools.doctor.report import NAME, Report
-from tools.doctor.rules import NOT_READY, Finding, MemberNames, NotReadyError, ending_on_sigterm, judge_products
+from tools.doctor.rules import NOT_READY, Finding, MemberNames, NotReadyError, judge_products
 from tools.doctor.store_agreement import RoundResult, StoreRounds
 
 # --- The checks that need a process group: collectives and products, under a watch that names who goes silent ---------

@@ -26,6 +26,7 @@ import tyro
 from tensor3d.distributed.process_group import KeyedStore, host_store, job_secret
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
+from tools.common.signals import ending_on_sigterm
 from tools.doctor.checks import judge_states, state_of
 from tools.doctor.facts import NodeFacts, versions
 from tools.doctor.network import address_of, in_use, is_own, open_within, reach, seconds
@@ -36,7 +37,6 @@ from tools.doctor.rules import (
     NotReadyError,
     as_lines,
     count,
-    ending_on_sigterm,
     judge_calls,
     judge_nodes,
     judge_versions,

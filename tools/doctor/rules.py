@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from tools.doctor.facts import MISSING, NodeFacts
 
@@ -103,24 +101,10 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-# --- How a check ends: its exit status, and in good order after a signal ----------------------------------------------
+# --- How a check ends -------------------------------------------------------------------------------------------------
 
 NOT_READY = 2
 """Exit status where training would not start."""
-
-
-@contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM raises SystemExit, so that what was written is removed."""
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 # --- What is wrong with what the members know -------------------------------------------------------------------------

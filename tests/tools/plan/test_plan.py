@@ -301,7 +301,7 @@ def test_the_papers_formulas_are_not_of_gates(capsys: pytest.CaptureFixture[str]
 
 def test_what_training_refuses_has_no_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(tmp_path, "--capacity", "4")["search"]["run"] is None
-    assert "run it: tools.pretrain refuses this model or batch: data.capacity must be at least 5." in (
+    assert "run it: tools.pretrain refuses this model or batch: data.capacity must be at least 5 and" in (
         capsys.readouterr().out
     )
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tensor3d.data import IndexedDataset, IndexedWriter
 from tools.common.files import append, make_folder, nearest
 from tools.common.log import progress as progress_of
+from tools.common.signals import ending_on_sigterm
 from tools.common.workers import usable_cores
 from tools.corpus.quick.corpus_info import (
     HELD_OUT,
@@ -89,22 +90,23 @@ class Spool:
 
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
-    """An empty folder beside `output`, removed at the end with whatever is left in it.
+    """An empty folder beside `output`, removed at the end with whatever is left in it, also where SIGTERM is that end.
 
     Raises:
         OSError: the disk is full; it names `output`, which an error of a write to an open file does not.
     """
     make_folder(output.parent)
     draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
-    draft.mkdir()
-    try:
-        yield draft
-    except OSError as problem:
-        if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(problem.errno, problem.strerror, str(output)) from problem
-        raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with ending_on_sigterm():
+        draft.mkdir()
+        try:
+            yield draft
+        except OSError as problem:
+            if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(problem.errno, problem.strerror, str(output)) from problem
+            raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def publish(draft: Path, output: Path, is_current: Callable[[], bool]) -> None:

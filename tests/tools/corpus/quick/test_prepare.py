@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -209,6 +210,40 @@ def test_whoever_comes_second_keeps_what_the_first_has_made(tmp_path: Path) -> N
     make("never seen", "new")
     assert contents(out) == {"mark": b"new"}
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_preparation_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    """As a launcher stops one: the ids of a large corpus are as large as the corpus."""
+
+    def stopped() -> None:
+        with draft_of(tmp_path / "out") as draft:
+            (draft / "ids").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        stopped()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_handler_of_signals_stays_and_threads_have_none(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with draft_of(tmp_path / "out"):
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    made: list[bool] = []
+
+    def make() -> None:
+        with draft_of(tmp_path / "out") as draft:
+            made.append(draft.is_dir())
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert made == [True]
 
 
 def test_processes_that_want_one_folder_take_turns(tmp_path: Path) -> None:
