@@ -261,7 +261,7 @@ class GpuCommand(Subcommand):
                         "--output",
                         str(self.output / "fp8.json"),
                     ),
-                    seconds=300,
+                    seconds=420,
                 )
             )
         attention = (*bench, "attention", *histogram, "--heads", "16", "--longest", str(self.length))
