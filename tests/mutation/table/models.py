@@ -156,4 +156,11 @@ MUTATIONS = (
         new="return",
         tests=("tests/models/bert/huggingface/test_architectures.py",),
     ),
+    Mutation(
+        "graph-with-delayed-scaling",
+        "models/bert/graphed.py",
+        old='if cube.precision.fp8 == "delayed":',
+        new="if False:",
+        tests=("tests/gpu/test_cuda_graph.py::test_delayed_scaling_is_refused",),
+    ),
 )
