@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -221,9 +222,11 @@ def test_one_judges_when_all_are_heard_of_and_all_adopt_it() -> None:
     hearts = [beats(store, rank) for rank in range(2)]  # the third has never come
     hearts[0].look(judge=True)
     verdict = until(hearts[0], "verdict")
-    assert verdict.startswith("rank 2 does not answer (no heartbeat for 0.3 s), last seen in step 0, starting; 2 wait")
+    # After 0.3 s, or when a busy machine comes to it.
+    said = r"rank 2 does not answer \(no heartbeat for \d+\.\d s\), last seen in step 0, starting; 2 wait"
+    assert re.match(said, verdict), verdict
     assert until(hearts[1], "verdict") == verdict
-    assert hearts[1].explain("gloo: reset").startswith("rank 2 does not answer (no heartbeat for 0.")
+    assert hearts[1].explain("gloo: reset").startswith("rank 2 does not answer (no heartbeat for ")
     for heart in hearts:
         heart.close()
         assert not heart.alive
