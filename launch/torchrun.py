@@ -38,18 +38,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from io import FileIO, TextIOWrapper
 from ipaddress import ip_address
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO, cast
+from unittest.mock import patch
 
 from torch.distributed import DistError, TCPStore, run
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousInfo, static_tcp_rendezvous
@@ -120,6 +123,18 @@ def run_agent(asked: argparse.Namespace, forks: RankForks | None) -> int:
             if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
                 signal.signal(signal.SIGTSTP, lambda *_: stop(self._ranks()))
             return super().run(role)
+
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            # A signal between two ranks would have torchrun leave without those that it has begun.
+            with ExitStack() as until_started:
+                usual = SubprocessContext._start
+
+                def start(context: SubprocessContext) -> None:
+                    until_started.enter_context(answered_later())  # torchrun has installed its handlers by now
+                    usual(context)
+
+                with patch.object(SubprocessContext, "_start", start):
+                    return super()._start_workers(worker_group)
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result = super()._monitor_workers(worker_group)
@@ -215,6 +230,29 @@ def bound(hosts: Sequence[str | None], port: int) -> socket.socket:
                     continue  # not this machine's
             return socket.create_server((own, port), family=kind)
     return socket.create_server(("", port))
+
+
+@contextmanager
+def answered_later() -> Iterator[None]:
+    """A signal that comes inside is answered at the end."""
+    names = map(signal.Signals.__getitem__, SIGNALS.split(","))
+    usual = {number: handler for number in names if callable(handler := signal.getsignal(number))}
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        os.write(2, f"launch/torchrun.py: {signal.Signals(number).name}; as soon as the ranks are there\n".encode())
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    if came:
+        number, frame = came[0]
+        usual[signal.Signals(number)](number, frame)
 
 
 def stop(ranks: Sequence[int]) -> None:

@@ -172,6 +172,13 @@ MUTATIONS = (
         tests=("tests/launch/test_rank_forks.py::test_ranks_are_as_if_each_had_been_started_by_itself",),
     ),
     Mutation(
+        "torchrun-leaves-the-ranks-that-it-has-begun",
+        "launch/torchrun.py",
+        old="until_started.enter_context(answered_later())",
+        new="pass",
+        tests=("tests/launch/test_repeated_signals.py::test_a_signal_between_the_start_of_two_ranks_reaches_both",),
+    ),
+    Mutation(
         "secret-of-hosts-is-the-same-for-all",
         "launch/ssh.py",
         old='os.environ.get("TENSOR3D_SECRET") or secrets.token_hex(16)',
