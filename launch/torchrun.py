@@ -147,12 +147,12 @@ def run_agent(asked: argparse.Namespace, forks: RankForks | None) -> int:
         def _ranks(self) -> list[int]:
             return list(self._pcontext.pids().values()) if self._pcontext else []
 
-        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        def _shutdown(self, *arguments: Any, **named: Any) -> None:  # torch 2.11 knows no timeout
             if isinstance(sys.exc_info()[1], SignalException):
                 # Another one, while it waits for the ranks, would end torchrun alone and leave them behind.
                 for name in SIGNALS.split(","):
                     signal.signal(signal.Signals[name], lambda number, _: send(number, self._ranks()))
-            super()._shutdown(death_sig, timeout)
+            super()._shutdown(*arguments, **named)
             handlers: Mapping[int, object] = getattr(self._pcontext, "subprocess_handlers", {})
             codes[:] = [handler.proc.returncode for handler in handlers.values()]  # type: ignore[attr-defined]
 
@@ -250,9 +250,8 @@ def answered_later() -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-    if came:
-        number, frame = came[0]
-        usual[signal.Signals(number)](number, frame)
+    for first, frame in came[:1]:
+        usual[signal.Signals(first)](first, frame)
 
 
 def stop(ranks: Sequence[int]) -> None:
