@@ -45,11 +45,9 @@ class TensorwiseAdam(ShardedAdamBase):
 
     def _updates(self, blocks: ParamGroupShards) -> list[Tensor]:
         """u of each block. Of a skipped step decay * w alone: finite, and not used."""
-        updates = [torch.empty_like(weight) for weight in blocks.weights]
-        torch._foreach_zero_(updates)
-        # Adam's step from 0, at a rate of -1, is the first term of u.
+        updates = list(torch._foreach_mul(blocks.weights, blocks.group["weight_decay"]))
+        # Adam's step at a rate of -1 adds the first term of u.
         self._adam(blocks, updates, lr=-1.0, weight_decay=0.0)
-        torch._foreach_add_(updates, blocks.weights, alpha=blocks.group["weight_decay"])
         return updates
 
     def _squares(self, lie: Sequence[Tensor], blocks: list[Tensor]) -> Tensor:
