@@ -230,7 +230,7 @@ class OverlapTrial(Trial):
 
         with self._cube.traffic.counting() as traffic, counting_kept(contender.model) as passes:
             step()
-        with self._tracing(0.0), profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with self._tracing(0.0), profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
             dist.barrier()
             step()
         travelling, hidden = _hidden(profiled)

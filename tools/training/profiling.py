@@ -216,7 +216,8 @@ class StepProfiler:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._first, self._last, self._done = first, last, first - 1
-        self._profiler = torch.profiler.profile(activities=activities)
+        # There is one cycle, of which torch 2.11 would warn otherwise.
+        self._profiler = torch.profiler.profile(activities=activities, acc_events=True)
         self._profiler.start()
 
     def _leave_range(self) -> None:

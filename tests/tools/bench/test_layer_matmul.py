@@ -146,7 +146,7 @@ def test_peak_is_of_what_is_alive_at_once(capfd: pytest.CaptureFixture[str]) -> 
         del third
 
     assert peak_bytes(run) == 12_000
-    assert capfd.readouterr().err == "said meanwhile\n"
+    assert capfd.readouterr().err.startswith("said meanwhile\n")  # a build for GPUs may say that there are none
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def cross_encoder(folder: Path, **settings: Any) -> Any:
 def library_scores(theirs: Any, folder: Path, query: str, passages: list[str]) -> list[float]:
     import transformers
 
-    tokenizer = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"))
+    tokenizer = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"), do_lower_case=True)
     rows = tokenizer([query] * len(passages), passages, truncation="longest_first", max_length=20, padding=True)
     with torch.no_grad():
         found = theirs(**{name: torch.tensor(values) for name, values in rows.items()}).logits[:, 0].tolist()

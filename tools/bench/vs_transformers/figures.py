@@ -371,7 +371,8 @@ def _draw_panel(axes: Axes, precisions: Sequence[str], sides: Sequence[SideFigur
             color=_COLOURS[name],
             label=name,
             # Of equal rounds the whole differs by rounding, maybe to the other side.
-            yerr=[np.maximum(heights - low, 0), np.maximum(high - heights, 0)],
+            # Lists: NumPy warns where matplotlib 3.10 takes an array of one for a number.
+            yerr=[np.maximum(heights - low, 0).tolist(), np.maximum(high - heights, 0).tolist()],
             error_kw={"elinewidth": 1.0, "ecolor": "0.2"},
         )
         for place, top, side in zip(places, np.maximum(high, heights), bars, strict=True):
