@@ -47,8 +47,10 @@ EXTRAS = "pretrain,corpus,dev"
 # What depends on those libraries, in at most ten minutes on two cores.
 TIER = (
     *("attention", "batches", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
-    *("parallelize", "sharding", "testing", "test_imports.py", "test_torch_private.py", "test_versions.py"),
-    *("tools/common/test_quick_help.py", "tools/training/test_dry_step.py"),
+    *("launch/test_local.py", "parallelize", "sharding", "testing"),
+    *("test_imports.py", "test_torch_private.py", "test_versions.py"),
+    *("tools/common/test_quick_help.py", "tools/convert", "tools/corpus/tokenizers", "tools/predict"),
+    *("tools/training/test_dry_step.py", "tools/training/test_profiling.py", "tools/training/test_trainer.py"),
 )
 SELECTION = ("-m", "not slow and not long", "-n", "2", "--dist", "loadscope", "--timeout", "300", "-q")
 

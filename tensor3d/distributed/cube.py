@@ -238,7 +238,8 @@ class Cube:
         cubes: torchrun would take it for a failure if one rank left earlier. One that was there before stays.
 
         A cube that is no longer used anywhere frees the same by itself, once all ranks have let go of it; under NCCL
-        only `close` does. Nothing happens on a cube without a process group. Where a rank never comes, the others go on
+        only `close` does, and so it is before torch 2.13 once an optimiser of torch has stepped, whose operators' plans
+        torch keeps. Nothing happens on a cube without a process group. Where a rank never comes, the others go on
         after `timeout`.
         """
         if self.mesh is None or not dist.is_initialized():

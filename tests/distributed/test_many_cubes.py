@@ -17,6 +17,7 @@ from tests.ranks import run_fresh_ranks, run_ranks
 from tests.single_device_reference import full, ranks_of
 
 Shape = tuple[int, int, int, int]
+OLD = torch.__version__ < (2, 13)
 
 
 def held() -> tuple[int, int]:
@@ -72,7 +73,10 @@ def _one_after_another(shape: Shape, steps: bool) -> tuple[tuple[int, int], dict
 
 @pytest.mark.parametrize(
     ("shape", "steps"),
-    [((1, 2, 1, 1), False), ((1, 2, 1, 2), True)],
+    [
+        ((1, 2, 1, 1), False),
+        pytest.param((1, 2, 1, 2), True, marks=pytest.mark.skipif(OLD, reason="torch itself holds plans of operators")),
+    ],
 )
 @pytest.mark.slow
 def test_a_cube_that_ends_leaves_no_descriptor_and_no_thread(shape: Shape, steps: bool) -> None:
