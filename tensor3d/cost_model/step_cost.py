@@ -27,6 +27,9 @@ class Product:
     """Which gathered operands stay for backward."""
     repeated: bool = False
     """Backward computes its forward again."""
+    bias: bool = True
+    together: bool = False
+    """Its weight travels over x in one gather with those of its block."""
 
     def flops(self, shape: CubeShape) -> float:
         """Of one pass on a rank; there is one forward and two backward."""

@@ -194,9 +194,9 @@ def test_the_largest_budget_that_fits_is_taken_where_it_makes_the_step_faster() 
         assert plan.cost.memory.peak <= limit < LARGE.memory(CUBE, more).peak
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == 4
-    # On a wire that takes no time nothing is gained.
+    # On a wire that takes no time, and with weights that are converted in none, nothing is gained.
     free = Link(latency=1e-12, bandwidth=1e30)
-    node = dataclasses.replace(_memory_between(0.7), inside=free, across=free, launch=1e-30)
+    node = dataclasses.replace(_memory_between(0.7), inside=free, across=free, launch=1e-30, memory_bandwidth=1e30)
     (plan,) = search(LARGE, node, "bf16", shapes=[CUBE]).plans
     assert plan.time.total == pytest.approx(step_time(LARGE.cost(CUBE, StepOptions()), node, "bf16").total)
 

@@ -26,6 +26,7 @@ from models.bert.model import example_batch
 from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import SUPPORT
 from tensor3d.data.loader import settle
+from tensor3d.layers.attention import Recompute
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves, without_modes
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
@@ -62,6 +63,8 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
     """Probability, of hidden states; attention weights have none."""
     kept: bool = False
     """Whether products keep what they have gathered or converted for backward."""
+    recompute: Recompute = "none"
+    """What backward computes again: nothing, attention, or whole layers."""
     shadow_weights: bool = False
     """Whether weights are converted once after a change (`ExecutionPolicy.shadow_weights`), as before the micro-batch
     that is counted."""
@@ -109,6 +112,7 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
                     self.longest,
                     self.kept,
                     self.passes,
+                    recompute=self.recompute,
                     shadow_weights=self.shadow_weights,
                     compiled=self.compile,
                 )
@@ -242,6 +246,7 @@ def count(
     kept: bool = False,
     passes: int = 1,
     *,
+    recompute: Recompute = "none",
     shadow_weights: bool = False,
     compiled: bool = False,
 ) -> OperatorFigures:
@@ -263,7 +268,7 @@ def count(
         if compiled:  # as it would be told, and nothing is: there need be no compiler
             cube.speed, cube.regions = replace(speed, compile=True), regions
         with cube.skip_init():
-            model = BertForPreTraining(config, cube, reshard_after_forward=not kept).train()
+            model = BertForPreTraining(config, cube, recompute=recompute, reshard_after_forward=not kept).train()
         batch, targets, sequences = example_batch(rows * shape.planes * shape.z, longest, cube)
         settle(batch)
         found = _figures(model, lambda: model(batch, targets, sequences).loss, 0 if compiled else passes, regions)

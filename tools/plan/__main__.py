@@ -106,8 +106,7 @@ class PlanCommand:
     shard_over_data: ShardOption = False
     """Shard the optimiser's state over the data axis (ZeRO stage 1); "gradients": and gradients too (stage 2)."""
     shadow_weights: bool = False
-    """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes):
-    their memory is counted, what they save in time is not."""
+    """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes)."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""
@@ -369,7 +368,8 @@ def plan_one(command: PlanCommand) -> int:
     print("\n".join([*tables.heading(costs, cluster), ""]))
     if found.plans:
         shown = found.plans if command.all else found.plans[: command.top]
-        print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), ""]))
+        offer = tables.shadow_offer(found.plans[0], costs, cluster, command.overlap, command.memory_share)
+        print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), *offer, ""]))
         print("\n".join([*how_to_run(command, found.plans[0], costs, cluster), ""]))
         print("\n".join([*tables.details(found.plans[0], cluster), ""]))
     if known:

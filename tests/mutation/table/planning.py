@@ -59,6 +59,20 @@ MUTATIONS = (
         quick=True,
     ),
     Mutation(
+        "plan-weights-converted-forward-alone",
+        "tensor3d/cost_model/product_operators.py",
+        old='backward = [] if product.kept in (True, "weight") else [weight]',
+        new="backward = []",
+        tests=("tests/cost_model/test_product_operators.py::test_shadow_weights_spare_what_is_counted",),
+    ),
+    Mutation(
+        "plan-shadow-copies-for-nothing",
+        "models/bert/cost_model/step_cost.py",
+        old="once_touched=self._touched_once(here) + copies.touched,",
+        new="once_touched=self._touched_once(here),",
+        tests=("tests/cost_model/test_product_operators.py::test_shadow_weights_spare_what_is_counted",),
+    ),
+    Mutation(
         "plan-traffic-of-one-micro-batch",
         "tensor3d/cost_model/step_cost.py",
         old="Counter({key: number * count for key, count in micro.items()})",

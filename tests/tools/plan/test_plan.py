@@ -264,6 +264,23 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
         assert [text in printed for text in sharded] == [len(more) == 1, len(more) == 2]
 
 
+def test_shadow_weights_are_offered_where_they_give_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is offered is what a plan with them takes."""
+    short = ["--per-node", "1", "--cube", "1x1x1", "--memory", "6GB", "--global-batch", "64"]
+    planned(tmp_path, *short)
+    (offered, less) = re.findall(r"--shadow-weights: (.*), (.*)% less, with .* of copies\.", capsys.readouterr().out)[0]
+    (plan,) = planned(tmp_path, *short, "--shadow-weights")["search"]["plans"]
+    printed = capsys.readouterr().out
+    assert f"  {offered}  " in printed
+    assert float(less) >= 0.5
+    assert "of copies" not in printed
+    planned(tmp_path, *short, "--compute", "fp32")
+    assert "of copies" not in capsys.readouterr().out
+    assert plan["memory"]["shadows"] > 0
+
+
 def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.read_text()
     rows = re.findall(r"^\| (\d+GB) \| (kept gathers|.* MiB kept) \| (\d+ ms) \|$", page, re.MULTILINE)
