@@ -145,13 +145,15 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     sharded = "state and gradients" if costs.shard_over_data == "gradients" else "state"
     shares = f", its {sharded} sharded over data" if costs.shard_over_data else ""
     shares += ", shadow weights" if costs.shadow_weights else ""
+    fp8 = "" if costs.fp8 is None else f", linear layers in FP8 ({costs.fp8})"
+    fast = "" if costs.fp8 is None else f" and {cluster.flops['fp8'] / 1e12:,.4g} of FP8"
     return [
         f"{parameters_of(config) / 1e9:,.3g} G parameters: {config.layers} layers, hidden {config.hidden}, inner "
         f"{config.inner_size}, {config.heads} heads, vocabulary {config.vocab:,}",
-        f"{batch.packs:,} packs of {batch.capacity} = {batch.tokens:,} tokens a step; {costs.compute}, gradients "
+        f"{batch.packs:,} packs of {batch.capacity} = {batch.tokens:,} tokens a step; {costs.compute}{fp8}, gradients "
         f"travel in {costs.reduce}, {costs.optimizer}{shares}",
         f"{cluster.name}: {cluster.nodes:,} x {cluster.per_node} ranks, {cluster.flops[costs.compute] / 1e12:,.4g} "
-        f"TFLOP/s of {costs.compute} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
+        f"TFLOP/s of {costs.compute}{fast} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
         network(cluster),
     ]
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic, scaled_weights
 from models.bert.cost_model.flops import model_flops, work
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
 from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, Side, chunk, weights_together
-from tensor3d.cost_model.product_operators import Work, conversions, lookup_conversion, shadow_copies, together
-from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
+from tensor3d.cost_model.product_operators import (
+    Work,
+    conversions,
+    delayed_scales,
+    lookup_conversion,
+    rounding,
+    shadow_copies,
+    suits_fp8,
+    together,
+)
+from tensor3d.cost_model.step_cost import Fp8, Memory, Product, StepCost, StepOptions
 from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.distributed.data_shares import ShardOverData
@@ -123,6 +133,8 @@ class BertCosts:
     """Type of activations and products: "fp32", "bf16" or "fp16"."""
     reduce: str = "fp32"
     """Type in which gradients travel."""
+    fp8: Fp8 | None = None
+    """How linear layers multiply in FP8, beside bf16 alone."""
     optimizer: OptimizerName = "lamb"
     shard_over_data: ShardOverData = False
     """Whether the optimiser's state is, and whether gradients are."""
@@ -141,6 +153,11 @@ class BertCosts:
         for name in ("compute", "reduce"):
             if getattr(self, name) not in BYTES:
                 raise ValueError(f"{name} must be one of {', '.join(BYTES)}. Got {getattr(self, name)!r}.")
+        if self.fp8 is not None and (self.fp8 not in get_args(Fp8) or self.compute != "bf16"):
+            raise ValueError(
+                f"fp8 must be one of {', '.join(get_args(Fp8))}, beside compute='bf16'. Got {self.fp8!r} and "
+                f"compute={self.compute!r}."
+            )
         longest = max(self.batch.lengths)
         if self.config.encoder == "classic" and longest > self.config.positions:
             raise ValueError(
@@ -195,9 +212,10 @@ class BertCosts:
         scales = self.optimizer != "adamw"
         whole = 4 / 3 if choice.recompute == "layer" else 1.0
         products = self._products(wire, load, choice)
-        around, copies = self._around(products, wire, load), Work()
+        around = self._around(products, wire, load)
+        around_once = delayed_scales(scaled_weights(config, shape, self.fp8))
         if self.shadow_weights:
-            copies = shadow_copies(wire, here.multiplied)
+            around_once = together([around_once, shadow_copies(wire, here.multiplied)])
         return StepCost(
             wire=wire,
             choice=choice,
@@ -211,10 +229,10 @@ class BertCosts:
             operators=round(config.layers * _OPERATORS[config.encoder] * whole)
             + _OPERATORS_OF_THE_REST
             + around.operators,
-            once_touched=self._touched_once(here) + copies.touched,
+            once_touched=self._touched_once(here) + around_once.touched,
             once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors
             + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS)
-            + copies.operators,
+            + around_once.operators,
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
             memory=self.memory(shape, choice),
@@ -261,6 +279,7 @@ class BertCosts:
             wire,
             norm=self.norm,
             summed=here.summed(self.optimizer),
+            scaled=scaled_weights(self.config, wire.shape, self.fp8),
             shard_over_data=self.shard_over_data,
         )
 
@@ -300,21 +319,27 @@ class BertCosts:
 
         first: list[tuple[int, int, Side]] = [(hidden, hidden, "z")] if config.next_sentence else []
         block = weights_together(wire, [(hidden, columns, "z"), *first])
+        vocabulary = head(load.masked, columns, config.vocab, "weight")  # never in FP8: a loss reads what it returns
         heads = [
-            head(load.masked, columns, config.vocab, "weight"),
             head(load.masked, hidden, columns, kept.dense, config.bias, block),
             *(head(load.first, k, n, kept.pooler, config.bias, block) for k, n, _ in first),
         ]
         entry = [Product(rows=load.rows, k=columns, n=hidden, kept=kept.projection)] if config.has_projection else []
-        return (*layers, *heads, *entry)
+        linear = (*layers, *entry, *heads)
+        if self.fp8 is not None:
+            linear = tuple(
+                replace(each, fp8=self.fp8) if suits_fp8(wire.shape, each.k, each.n, each.face) else each
+                for each in linear
+            )
+        return (*linear, vocabulary)
 
     def _around(self, products: tuple[Product, ...], wire: CommModel, load: MicroBatchShape) -> Work:
-        """Of a micro-batch, beside the products, exactly: conversions of weights and biases."""
+        """Of a micro-batch, beside the products, exactly: conversions of weights and biases, and rounding to FP8."""
         config = self.config
         converted = [] if self.shadow_weights else [conversions(each, wire) for each in products]
         if not (self.shadow_weights and config.tied):
             converted.append(lookup_conversion(wire, load.rows, config.vocab, config.embedding_size))
-        return together(converted)
+        return together([*converted, *(rounding(each, wire) for each in products)])
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

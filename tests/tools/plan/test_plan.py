@@ -196,7 +196,7 @@ def test_units_stand_for_numbers(
             "none",
         ],
         ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--shadow-weights", "--quick"],
-        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick"],
+        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick", "--fp8", "delayed"],
         ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
@@ -243,6 +243,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.optimizer.shard_over_data == asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     assert recipe.speed.shadow_weights is asked["shadow_weights"]
+    assert recipe.precision.fp8 == asked["fp8"]
     assert (pick["memory"]["shadows"] > 0) is asked["shadow_weights"]
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
     assert recipe.model.keep_bytes == pick["choice"]["keep_budget"]
@@ -262,6 +263,34 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
         sharded = ["lamb, its state sharded over data", "lamb, its state and gradients sharded over data"]
         assert [text in printed for text in sharded] == [len(more) == 1, len(more) == 2]
+
+
+def test_times_of_types_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    (words,) = re.findall(r"^    python -m tools.plan (--model large .* --quick) --fp8 rowwise$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (bf16|`--.*`) \| (\d+ ms) \| ([\d.]+ ms) \| ([\d.]+ ms) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for how, step, products, touching in rows:
+        assert main([*words.split(), *([] if how == "bf16" else how.strip("`").split())]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(rf"^8\*\(1x1x1\) .*  {step} ", printed, re.MULTILINE)
+        assert re.search(rf"products {products}, .*, memory-bound operators {touching},", printed)
+
+
+def test_products_in_fp8_have_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the preset, or a given one; the heading says which. Rounding touches what bf16 does not."""
+    box = ["--cube", "1x1x1", "--data-parallel", "8"]
+    fast, given = (
+        planned(tmp_path, *box, *more, "--fp8", "tensorwise")["search"]["plans"][0]["time"]
+        for more in ([], ["--gpu", "A100-80GB", "--fp8-flops", "624T"])
+    )
+    printed = capsys.readouterr().out
+    assert "bf16, linear layers in FP8 (tensorwise), gradients travel in fp32" in printed
+    assert "989.4 TFLOP/s of bf16 and 1,979 of FP8 at 80%" in printed
+    assert "312 TFLOP/s of bf16 and 624 of FP8 at 80%" in printed
+    plain = planned(tmp_path, *box)["search"]["plans"][0]["time"]
+    assert plain["products"] / 2 < fast["products"] < plain["products"] < given["products"]
+    assert plain["touching"] < fast["touching"]
 
 
 def test_shadow_weights_are_offered_where_they_give_something(
@@ -476,6 +505,8 @@ def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters:
         (["--global-batch", "100000000000"], "a step has at most 4,194,304 sequences. Got 100,000,000,000 in"),
         (["--capacity", "1000000000000", "--length", "1"], "a step has at most 4,194,304 sequences."),
         (["--gpu", "V100-16GB", "--compute", "bf16"], "knows the FLOP/s of"),
+        (["--gpu", "A100-80GB", "--fp8", "rowwise"], "A100-80GB knows the FLOP/s of fp32, fp16, bf16. Got 'fp8'."),
+        (["--compute", "fp16", "--fp8", "delayed"], "beside compute='bf16'. Got 'delayed' and compute='fp16'."),
         (["--output", "nowhere/plan.json"], "--output must be a file in a folder that exists."),
     ],
 )
