@@ -15,7 +15,7 @@ import pytest
 from models.bert import PRESETS, BertConfig
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.cost_model.hardware import Link, LinkFit, cluster_of
+from tensor3d.cost_model.hardware import Cluster, Link, LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import Comparison, check, predicted
@@ -445,6 +445,20 @@ def test_steps_measured_without_overlap_are_predicted_without_it() -> None:
     waiting = dataclasses.replace(recipe, speed=dataclasses.replace(recipe.speed, overlap=False))
     machine = dataclasses.replace(machine, launch=1e-9)  # else starting operators takes all of the time
     assert predicted(recipe, shape, machine) < predicted(waiting, shape, machine)
+
+
+def test_recipes_with_shadow_weights_and_fp8_are_predicted_so(tmp_path: Path) -> None:
+    base, shape = read_config(Path("launch/recipes/quickstart.toml")), CubeShape(y=2)
+    machine = dataclasses.replace(cluster_of("H100", per_node=2), launch=1e-9)  # else all is waiting for the host
+
+    def seconds(fp8: Any = "off", shadow_weights: bool = False, on: Cluster = machine) -> float:
+        precision = dataclasses.replace(base.precision, compute="bf16", fp8=fp8)
+        speed = dataclasses.replace(base.speed, shadow_weights=shadow_weights)
+        return predicted(dataclasses.replace(base, precision=precision, speed=speed), shape, on)
+
+    assert seconds(shadow_weights=True) < seconds() < seconds("rowwise") < seconds("delayed")
+    with pytest.raises(ValueError, match=r"A100-40GB knows the FLOP/s of fp32, fp16, bf16. Got 'fp8'"):
+        seconds("rowwise", on=cluster_of("A100-40GB", per_node=2))
 
 
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
