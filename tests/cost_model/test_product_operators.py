@@ -42,15 +42,14 @@ def counted(config: BertConfig, shape: CubeShape, *, kept: bool = False, **how: 
 
 Case = tuple[BertConfig, str, dict[str, Any]]
 CASES: list[Case] = [
-    (SMALL, "1x1x1", {}),
     (SMALL, "2x1x1", {}),
+    (SMALL, "1x1x1", {}),
     (SMALL, "2x2x2", {"kept": True}),
     (UNTIED, "2x1x1", {"kept": True}),
     (SMALL, "1x1x1", {"kept": True}),
     (SMALL, "1x2x2", {"recompute": "layer"}),
     (MODERN, "2x2x1", {}),
     (MODERN, "2x1x1", {"recompute": "layer", "kept": True}),
-    (NARROW, "1x1x1", {"recompute": "attention"}),
     (NARROW, "2x2x2", {}),
     (UNTIED, "2x4x1", {"recompute": "layer"}),
 ]
@@ -58,7 +57,7 @@ CASES: list[Case] = [
 
 @pytest.mark.parametrize(
     ("config", "box", "way"),
-    [pytest.param(*case, marks=[] if number < 2 else pytest.mark.slow) for number, case in enumerate(CASES)],
+    [pytest.param(*case, marks=[] if number < 1 else pytest.mark.slow) for number, case in enumerate(CASES)],
 )
 def test_shadow_weights_spare_what_is_counted(config: BertConfig, box: str, way: dict[str, Any]) -> None:
     """In each micro-batch, for one operator more in the first."""
@@ -78,12 +77,10 @@ FP8: list[tuple[BertConfig, str, Fp8, dict[str, Any]]] = [
     (UNEVEN, "1x1x1", "rowwise", {}),
     (SMALL, "1x1x1", "tensorwise", {}),
     (SMALL, "2x2x2", "tensorwise", {"kept": True}),
-    (UNTIED, "2x1x1", "tensorwise", {"kept": True}),
     (SMALL, "1x2x2", "rowwise", {"recompute": "layer"}),
     (SMALL, "1x2x2", "delayed", {"recompute": "layer"}),
     (MODERN, "2x2x1", "delayed", {"shadow_weights": True}),
     (NARROW, "1x1x1", "tensorwise", {"recompute": "attention"}),
-    (NARROW, "2x2x2", "rowwise", {}),
     (UNEVEN, "1x4x1", "delayed", {}),
 ]
 

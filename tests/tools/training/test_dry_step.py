@@ -345,6 +345,7 @@ def test_a_gpu_works_on_all_logits_at_once() -> None:
     assert gpu.peaks["forward"] - gpu.saved > cpu.peaks["forward"] - cpu.saved + 160 * 30522 * 3
 
 
+@pytest.mark.slow
 def test_a_gpu_multiplies_fp8_as_it_is() -> None:
     """Its kernels need no copies in fp32; what is kept is the same, and delayed scaling's magnitudes alone travel."""
     config, shape = toy_config(67, hidden=256, inner=1024), CubeShape(y=2)
