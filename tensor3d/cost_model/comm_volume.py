@@ -213,18 +213,23 @@ def block_products(
         product(wire, rows, k, n, face, kept=of_it, forward_only=forward_only)
         for (rows, k, n, face), of_it in zip(products, each_kept, strict=True)
     )
-    x = wire.size("x")
-    shards = (
-        -(-chunk(n, wire.size(other(face)), wire.index(other(face))) // x) * (k // wire.size(face))
-        for _, k, n, face in products
-    )
-    gathered = x * sum(shards) * wire.compute
-    if wire.unit == "calls" and len(products) > 1 and travel_together(wire.shape, gathered, wire.weight_group_bytes):
+    if wire.unit == "calls" and weights_together(wire, [each[1:] for each in products]):
         stay = forward_only or all(of_it in (True, "weight") for of_it in each_kept)
         total["x", "all-gather"] = 1 if stay else 2
         if not forward_only:
             total["x", "reduce-scatter"] = 1
     return total
+
+
+def weights_together(wire: CommModel, products: Sequence[tuple[int, int, Side]]) -> bool:
+    """Whether the weights of a block's products of (K, N, face) travel over x in one gather."""
+    x = wire.size("x")
+    shards = (
+        -(-chunk(n, wire.size(other(face)), wire.index(other(face))) // x) * (k // wire.size(face))
+        for k, n, face in products
+    )
+    gathered = x * sum(shards) * wire.compute
+    return len(products) > 1 and travel_together(wire.shape, gathered, wire.weight_group_bytes)
 
 
 def layer_norm(wire: CommModel, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:

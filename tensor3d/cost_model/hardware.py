@@ -54,7 +54,7 @@ class Cluster:
     per_node: int
     """Ranks on a node."""
     flops: Mapping[str, float]
-    """FLOP/s of a rank at its peak, by compute type: "fp32", "bf16", "fp16"."""
+    """FLOP/s of a rank at its peak, by compute type: "fp32", "bf16", "fp16"; and of products in "fp8"."""
     memory: float
     """Bytes of a rank."""
     memory_bandwidth: float
@@ -183,7 +183,8 @@ def _told(value: object) -> str:
 # A measured file (`tensor3d.cost_model.hardware.read_cluster`) beats every preset. What a preset holds, and from where:
 #
 # - Peaks of dense products, memory and its bandwidth: NVIDIA's data sheets of V100 (SXM2), A100 (SXM), H100 (SXM), H200
-#   (SXM). V100 has no bf16. fp32 is the vector units' figure, without TF32, as torch multiplies by default.
+#   (SXM). V100 has no bf16. fp32 is the vector units' figure, without TF32, as torch multiplies by default. FP8, which
+#   came with Hopper, is half of the sheets' 3,958 TFLOP/s, which are told with sparsity.
 # - Memory in the sheets' decimal GB. The chips hold a few per cent more; context and NCCL's buffers live in that rest.
 # - Inside a node: NVLink in one direction, all links of a GPU: 6, 12, 18 and 18 links of 25 GB/s (architecture white
 #   papers of Volta, Ampere, Hopper).
@@ -195,8 +196,8 @@ def _told(value: object) -> str:
 # - A link carries `_CARRIED` of its peak as payload. Assumed: packet headers and NCCL's protocol take about a fifth.
 # - One step of a ring takes 1.9 us over NVLink and 4.0 us over the network: what NCCL's tuner assumes for its LL128
 #   protocol (`hwLat` in its src/graph/tuning.cc).
-# - Products reach `_REACHED` of the peak: an H200 was measured at about 790 of 989 TFLOP/s (bf16, 8192^3). The others
-#   are assumed to do as well. Its copies ran at 4.3 of 4.8 TB/s; the presets hold the sheet's figure.
+# - Products reach `_REACHED` of the peak: an H200 was measured at about 790 of 989 TFLOP/s (bf16, 8192^3). The others,
+#   and FP8, are assumed to do as well. Its copies ran at 4.3 of 4.8 TB/s; the presets hold the sheet's figure.
 
 _CARRIED = 0.8
 _REACHED = 0.8
@@ -210,7 +211,7 @@ class Gpu:
 
     name: str
     flops: Mapping[str, float]
-    """FLOP/s at most, by compute type."""
+    """FLOP/s at most, by type, as of `Cluster`."""
     memory: float
     """Bytes."""
     memory_bandwidth: float
@@ -223,9 +224,9 @@ class Gpu:
     """GPUs of a node."""
 
 
-def _flops(fp32: float, fp16: float, bf16: float | None) -> Mapping[str, float]:
-    tera = {"fp32": fp32, "fp16": fp16} | ({} if bf16 is None else {"bf16": bf16})
-    return MappingProxyType({kind: value * 1e12 for kind, value in tera.items()})
+def _flops(fp32: float, fp16: float, bf16: float | None, fp8: float | None = None) -> Mapping[str, float]:
+    tera = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "fp8": fp8}
+    return MappingProxyType({kind: value * 1e12 for kind, value in tera.items() if value is not None})
 
 
 _VOLTA = Gpu(
@@ -248,7 +249,7 @@ _AMPERE = Gpu(
 )
 _HOPPER = Gpu(
     name="H100",
-    flops=_flops(66.9, 989.4, 989.4),
+    flops=_flops(66.9, 989.4, 989.4, 1979.0),
     memory=80e9,
     memory_bandwidth=3350e9,
     inside=18 * 25e9,

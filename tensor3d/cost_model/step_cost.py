@@ -11,6 +11,8 @@ from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, ProductTraff
 from tensor3d.distributed.cube_shape import CubeShape
 
 Recompute = Literal["none", "attention", "layer"]
+Fp8 = Literal["rowwise", "tensorwise", "delayed"]
+"""As of `MixedPrecisionPolicy.fp8`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,11 @@ class Product:
     """Which gathered operands stay for backward."""
     repeated: bool = False
     """Backward computes its forward again."""
+    bias: bool = True
+    together: bool = False
+    """Its weight travels over x in one gather with those of its block."""
+    fp8: Fp8 | None = None
+    """How it multiplies in FP8; None: in the type of what it reads."""
 
     def flops(self, shape: CubeShape) -> float:
         """Of one pass on a rank; there is one forward and two backward."""

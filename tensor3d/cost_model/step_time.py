@@ -13,12 +13,13 @@ is hidden under the products alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.hardware import Cluster
-from tensor3d.cost_model.step_cost import StepCost
+from tensor3d.cost_model.step_cost import Product, StepCost
 from tensor3d.distributed.comm_stats import Key
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 
@@ -71,7 +72,7 @@ def step_time(
     """
     Args:
         cost: its shape's `wire` says which axes lie inside a node.
-        kind: type of the products: "fp32", "bf16" or "fp16".
+        kind: type of the products: "fp32", "bf16" or "fp16"; of those that are in FP8 what they read and give.
         placed: the same box with its axes in another order; nothing else of the cost depends on it.
 
     Raises:
@@ -85,8 +86,12 @@ def step_time(
     wires = _Wires(cluster, shape)
     micro_batches = cost.choice.micro_batches
     micro, once = wires.seconds(cost.micro, cost.micro_calls), wires.seconds(cost.once, cost.once_calls)
-    computing = sum(product.times * (3 + product.repeated) * product.flops(shape) / rate for product in cost.products)
-    hidden = _hidden(cost, wires, rate, overlap) if cluster.overlaps else 0.0
+    passes = [_Passes.of(product, shape, cluster, kind) for product in cost.products]
+    computing = sum(
+        product.times * (each.forward + each.input_grad + each.weight_grad)
+        for product, each in zip(cost.products, passes, strict=True)
+    )
+    hidden = _hidden(cost, wires, passes, overlap) if cluster.overlaps else 0.0
     by_axis: dict[str, float] = {}
     for number, seconds in ((micro_batches, micro), (1, once)):
         for (axis, _), each in seconds.items():
@@ -112,6 +117,28 @@ def step_time(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Passes:
+    """Seconds of a product, once."""
+
+    forward: float
+    """With what backward computes again."""
+    input_grad: float
+    weight_grad: float
+
+    @classmethod
+    def of(cls, product: Product, shape: CubeShape, cluster: Cluster, kind: str) -> _Passes:
+        """Of a scale for each row of dC' there is no product for dW (sharding/matmul.py)."""
+        flops = product.flops(shape)
+        plain = flops / cluster.rate(kind)
+        one = plain if product.fp8 is None else flops / cluster.rate("fp8")
+        return cls(
+            forward=(1 + product.repeated) * one,
+            input_grad=one,
+            weight_grad=plain if product.fp8 == "rowwise" else one,
+        )
+
+
 class _Wires:
     """What collectives cost on this placement."""
 
@@ -134,19 +161,18 @@ class _Wires:
         return self._known[key]
 
 
-def _hidden(cost: StepCost, wires: _Wires, rate: float, overlap: Overlap) -> float:
+def _hidden(cost: StepCost, wires: _Wires, passes: Sequence[_Passes], overlap: Overlap) -> float:
     """Seconds of the wire in a micro-batch that are under products."""
     if overlap == "none":
         return 0.0
     hidden = late = early = room_forward = room_backward = 0.0
-    for product, each in zip(cost.products, cost.collectives, strict=True):
-        computing = product.flops(cost.wire.shape) / rate
-        again = 0.0 if product.kept in (True, "input") else min(wires.once(each.gather_a), computing)
-        leaving = min(wires.once(each.scatter_da), computing)
+    for product, each, computing in zip(cost.products, cost.collectives, passes, strict=True):
+        again = 0.0 if product.kept in (True, "input") else min(wires.once(each.gather_a), computing.input_grad)
+        leaving = min(wires.once(each.scatter_da), computing.weight_grad)
         gathering = 0.0 if overlap == "products" else wires.once(each.gather_w)
         hidden += product.times * (again + leaving)
         early += product.times * (1 + product.repeated) * gathering
         late += product.times * (wires.once(each.scatter_dw) + (0.0 if product.kept in (True, "weight") else gathering))
-        room_forward += product.times * (1 + product.repeated) * computing
-        room_backward += product.times * (2 * computing - again - leaving)
+        room_forward += product.times * computing.forward
+        room_backward += product.times * (computing.input_grad + computing.weight_grad - again - leaving)
     return hidden + min(early, room_forward) + min(late, room_backward)

@@ -149,6 +149,13 @@ def test_presets_have_the_peaks_that_mfu_is_measured_by(name: str) -> None:
         assert gpu(name).flops.get(kind) == peak_of(device[name[:4]], kind)
 
 
+def test_products_in_fp8_came_with_hopper() -> None:
+    assert {name for name in GPUS if "fp8" in gpu(name).flops} == {"H100", "H200"}
+    assert cluster_of("H100").rate("fp8") == pytest.approx(2 * cluster_of("H100").rate("bf16"), rel=1e-3)
+    with pytest.raises(ValueError, match=r"A100-80GB knows the FLOP/s of fp32, fp16, bf16. Got 'fp8'"):
+        cluster_of("A100-80GB").rate("fp8")
+
+
 def test_a_preset_by_its_name() -> None:
     assert gpu("a100-80gb").name == "A100-80GB"
     assert cluster("LONGHORN") == longhorn()

@@ -121,6 +121,31 @@ def test_products_take_their_flops() -> None:
     assert 1.25 < repeated.products / time.products < 4 / 3
 
 
+def test_products_in_fp8_have_a_rate_of_their_own() -> None:
+    """Four times that of bf16 here. With a scale for each row, that of dW stays; so does the vocabulary's."""
+    node = dataclasses.replace(NODE, flops={"bf16": 1e14, "fp8": 4e14})
+    shape = CubeShape(x=2, y=2, z=2)
+    for recompute, share in (("none", 0), ("layer", 1)):
+        choice, found = StepOptions(recompute=recompute), {}  # type: ignore[arg-type]
+        for fp8 in (None, "tensorwise", "delayed", "rowwise"):
+            cost = dataclasses.replace(BASE, fp8=fp8).cost(shape, choice)  # type: ignore[arg-type]
+            time = step_time(cost, node, "bf16", "prefetch")
+            assert time.exposed + time.hidden == pytest.approx(sum(time.by_axis.values()))
+            found[fp8] = time
+        products = BASE.cost(shape, choice).products
+        plain = [each.flops(shape) * each.times / node.rate("bf16") for each in products]
+        *layers, vocabulary = zip(products, plain, strict=True)
+        for fp8, of_dw in (("tensorwise", 1 / 4), ("delayed", 1 / 4), ("rowwise", 1)):
+            wanted = sum(((1 + each.repeated) / 4 + 1 / 4 + of_dw) * seconds for each, seconds in layers)
+            assert found[fp8].products == pytest.approx(wanted + 3 * vocabulary[1])
+        assert found[None].products == pytest.approx(
+            sum((3 + share * (each in products[:4])) * s for each, s in zip(products, plain, strict=True))
+        )
+        assert found["tensorwise"].hidden < found[None].hidden
+    with pytest.raises(ValueError, match=r"knows the FLOP/s of bf16\. Got 'fp8'"):
+        step_time(dataclasses.replace(BASE, fp8="rowwise").cost(shape, StepOptions()), NODE, "bf16")
+
+
 @pytest.mark.parametrize("shape", [CubeShape(x=2, y=2, z=2), CubeShape(y=2, z=4), CubeShape(data=2, x=4)], ids=str)
 def test_products_are_shared_by_all_ranks(shape: CubeShape) -> None:
     """Eight ranks take an eighth of the time for the same packs."""
@@ -194,9 +219,9 @@ def test_the_largest_budget_that_fits_is_taken_where_it_makes_the_step_faster() 
         assert plan.cost.memory.peak <= limit < LARGE.memory(CUBE, more).peak
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == 4
-    # On a wire that takes no time nothing is gained.
+    # On a wire that takes no time, and with weights that are converted in none, nothing is gained.
     free = Link(latency=1e-12, bandwidth=1e30)
-    node = dataclasses.replace(_memory_between(0.7), inside=free, across=free, launch=1e-30)
+    node = dataclasses.replace(_memory_between(0.7), inside=free, across=free, launch=1e-30, memory_bandwidth=1e30)
     (plan,) = search(LARGE, node, "bf16", shapes=[CUBE]).plans
     assert plan.time.total == pytest.approx(step_time(LARGE.cost(CUBE, StepOptions()), node, "bf16").total)
 

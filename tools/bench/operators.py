@@ -26,7 +26,10 @@ from models.bert.model import example_batch
 from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.attention.backends import SUPPORT
 from tensor3d.data.loader import settle
+from tensor3d.layers.attention import Recompute
+from tensor3d.ops import fp8 as fp8_products
 from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.ops.fp8 import Scaling
 from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves, without_modes
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
@@ -62,6 +65,10 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
     """Probability, of hidden states; attention weights have none."""
     kept: bool = False
     """Whether products keep what they have gathered or converted for backward."""
+    recompute: Recompute = "none"
+    """What backward computes again: nothing, attention, or whole layers."""
+    fp8: Literal["off", "rowwise", "tensorwise", "delayed"] = "off"
+    """How linear layers multiply in FP8, by a GPU's kernels, beside bf16 alone (`precision.fp8` of recipes)."""
     shadow_weights: bool = False
     """Whether weights are converted once after a change (`ExecutionPolicy.shadow_weights`), as before the micro-batch
     that is counted."""
@@ -109,6 +116,8 @@ class OperatorsCommand(Benchmark[list[CubeShape]]):
                     self.longest,
                     self.kept,
                     self.passes,
+                    recompute=self.recompute,
+                    fp8=None if self.fp8 == "off" else self.fp8,
                     shadow_weights=self.shadow_weights,
                     compiled=self.compile,
                 )
@@ -148,7 +157,7 @@ class OperatorFigures:
 # --- Counting ---------------------------------------------------------------------------------------------------------
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "_reshape_alias"}
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"}
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -242,6 +251,8 @@ def count(
     kept: bool = False,
     passes: int = 1,
     *,
+    recompute: Recompute = "none",
+    fp8: Scaling | None = None,
     shadow_weights: bool = False,
     compiled: bool = False,
 ) -> OperatorFigures:
@@ -255,7 +266,7 @@ def count(
         stack.enter_context(alone(shape, 0))
         stack.enter_context(as_on_a_gpu())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        types = MixedPrecisionPolicy(compute=compute)
+        types = MixedPrecisionPolicy(compute=compute, fp8=fp8)
         speed = ExecutionPolicy(shadow_weights=shadow_weights)
         cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types, speed=speed)
         cube.manual_seed(0)
@@ -263,7 +274,7 @@ def count(
         if compiled:  # as it would be told, and nothing is: there need be no compiler
             cube.speed, cube.regions = replace(speed, compile=True), regions
         with cube.skip_init():
-            model = BertForPreTraining(config, cube, reshard_after_forward=not kept).train()
+            model = BertForPreTraining(config, cube, recompute=recompute, reshard_after_forward=not kept).train()
         batch, targets, sequences = example_batch(rows * shape.planes * shape.z, longest, cube)
         settle(batch)
         found = _figures(model, lambda: model(batch, targets, sequences).loss, 0 if compiled else passes, regions)
@@ -327,12 +338,13 @@ def _figures(
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Inside, dropout and attention of tensors on "meta" are the operators that they are on a GPU, and autocast, which
-    knows nothing of that device, is off."""
+    """Inside, dropout, attention and products in FP8 of tensors on "meta" are the operators that they are on a GPU, and
+    autocast, which knows nothing of that device, is off."""
     varlen = replace(SUPPORT["varlen"], devices=("cuda", "meta"), backward=("cuda", "meta"))
     fake_collectives()
     with (
         patch.dict(SUPPORT, {"varlen": varlen}),
+        patch.object(fp8_products, "has_kernel", lambda device: True),
         patch.object(F, "dropout", _dropout),
         patch.object(F, "scaled_dot_product_attention", _attention),
         patch.object(torch, "is_autocast_enabled", lambda device: False),

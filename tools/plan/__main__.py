@@ -72,6 +72,8 @@ class PlanCommand:
     flops: str | None = None
     """FLOP/s of a rank at its peak, of --compute: 312e12 or 312T. So the next ones replace single figures of the preset
     or the file, each a plain number or one with a unit."""
+    fp8_flops: str | None = None
+    """The same of products in FP8, of --fp8."""
     efficiency: float | None = None
     """Share of the peak that large products reach."""
     memory: str | None = None
@@ -100,14 +102,15 @@ class PlanCommand:
     """Share of the tokens that are guessed, at most 0.8."""
     compute: Literal["fp32", "bf16", "fp16"] | None = None
     """Type of products. Default: bf16 where the cluster knows it, else fp16, else fp32."""
+    fp8: Literal["off", "rowwise", "tensorwise", "delayed"] = "off"
+    """How linear layers multiply in FP8, beside bf16 alone (`precision.fp8` of recipes)."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type in which gradients travel."""
     optimizer: Literal["lamb", "adamw", "stable_adamw"] = "lamb"
     shard_over_data: ShardOption = False
     """Shard the optimiser's state over the data axis (ZeRO stage 1); "gradients": and gradients too (stage 2)."""
     shadow_weights: bool = False
-    """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes):
-    their memory is counted, what they save in time is not."""
+    """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes)."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""
@@ -177,9 +180,9 @@ class PlanCommand:
             ValueError: a preset, a file or a number that cannot be, ranks that fill no whole node.
         """
         plain = self._machine()
-        flops = self._given("flops", FLOPS)
+        rates = {self._type(plain): self._given("flops", FLOPS), "fp8": self._given("fp8_flops", FLOPS)}
         given: dict[str, Any] = {
-            "flops": None if flops is None else {**plain.flops, self._type(plain): flops},
+            "flops": {**plain.flops, **{kind: rate for kind, rate in rates.items() if rate is not None}},
             "efficiency": self.efficiency,
             "memory": self._given("memory", MEMORY),
             "memory_bandwidth": self._given("memory_bandwidth", BYTES_A_SECOND),
@@ -230,11 +233,15 @@ class PlanCommand:
             config = dataclasses.replace(config, positions=longest)
         compute = self._type(cluster)
         cluster.rate(compute)
+        fp8 = None if self.fp8 == "off" else self.fp8
+        if fp8 is not None:
+            cluster.rate("fp8")
         return BertCosts(
             config=config,
             batch=batch,
             compute=compute,
             reduce=self.reduce,
+            fp8=fp8,
             optimizer=self.optimizer,
             shard_over_data=self.shard_over_data,
             shadow_weights=self.shadow_weights,
@@ -369,7 +376,8 @@ def plan_one(command: PlanCommand) -> int:
     print("\n".join([*tables.heading(costs, cluster), ""]))
     if found.plans:
         shown = found.plans if command.all else found.plans[: command.top]
-        print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), ""]))
+        offer = tables.shadow_offer(found.plans[0], costs, cluster, command.overlap, command.memory_share)
+        print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), *offer, ""]))
         print("\n".join([*how_to_run(command, found.plans[0], costs, cluster), ""]))
         print("\n".join([*tables.details(found.plans[0], cluster), ""]))
     if known:

@@ -12,7 +12,7 @@ from typing import Any
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from models.bert import BertConfig
-from models.bert.cost_model.comm_volume import STEP_NUMBERS, step_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, scaled_weights, step_traffic
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, held
 from models.bert.cost_model.step_cost import Batch, BertCosts
@@ -127,6 +127,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
         ),
         compute=recipe.precision.compute,
         reduce=recipe.precision.reduce,
+        fp8=None if recipe.precision.fp8 == "off" else recipe.precision.fp8,
         optimizer=recipe.optimizer.kind,
         shard_over_data=recipe.optimizer.shard_over_data,
         shadow_weights=recipe.speed.shadow_weights,
@@ -204,7 +205,11 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
     """Arguments of `dry_step`."""
     return {
         "micro_batches": choice.micro_batches,
-        "types": PrecisionConfig(compute=costs.compute, reduce=costs.reduce),  # type: ignore[arg-type]
+        "types": PrecisionConfig(
+            compute=costs.compute,  # type: ignore[arg-type]
+            reduce=costs.reduce,  # type: ignore[arg-type]
+            fp8=costs.fp8 or "off",
+        ),
         "optimizer": costs.optimizer,
         "shard_over_data": costs.shard_over_data,
         "recompute": choice.recompute,
@@ -296,6 +301,7 @@ def dry_beside_prediction(
             keep_budget=keep_budget,
             recompute=recompute,
             summed=held(config, shape, rank).summed(optimizer),
+            scaled=scaled_weights(config, shape, None if types.fp8 == "off" else types.fp8),
             shard_over_data=shard_over_data,
         )
         for each in (wire, replace(wire, unit="calls"))

@@ -102,7 +102,7 @@ def _as_planned(
             "keep_budget": choice.keep_budget // 2**20,
         },
         "optimizer": {"kind": costs.optimizer, "shard_over_data": costs.shard_over_data},
-        "precision": {"compute": costs.compute, "reduce": costs.reduce},
+        "precision": {"compute": costs.compute, "reduce": costs.reduce, "fp8": costs.fp8 or "off"},
         "speed": {"overlap": overlap != "none", "shadow_weights": costs.shadow_weights},
         "batch": {
             "global_batch": batch.packs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.literature import MethodTime
 from tensor3d.cost_model.search import BoxPlan, Refused, Search
+from tensor3d.cost_model.step_time import Overlap, step_time
 from tensor3d.distributed.cube_shape import AXES
 from tools.common.machine import format_table
 from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_numbers, save
@@ -120,6 +121,7 @@ def best_of_kinds(plans: Iterable[BoxPlan]) -> dict[str, BoxPlan]:
 
 # --- What the planner found -------------------------------------------------------------------------------------------
 
+_WORTH_A_WORD = 0.005  # of a step's time
 HEADER = ("box", "kind", "inside a node", "micro-batches", "for backward", "step", "tokens/s", "MFU", "peak", "limit")
 _KIND_LEGEND = {
     DATA: "copies of the whole model",
@@ -143,13 +145,15 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     sharded = "state and gradients" if costs.shard_over_data == "gradients" else "state"
     shares = f", its {sharded} sharded over data" if costs.shard_over_data else ""
     shares += ", shadow weights" if costs.shadow_weights else ""
+    fp8 = "" if costs.fp8 is None else f", linear layers in FP8 ({costs.fp8})"
+    fast = "" if costs.fp8 is None else f" and {cluster.flops['fp8'] / 1e12:,.4g} of FP8"
     return [
         f"{parameters_of(config) / 1e9:,.3g} G parameters: {config.layers} layers, hidden {config.hidden}, inner "
         f"{config.inner_size}, {config.heads} heads, vocabulary {config.vocab:,}",
-        f"{batch.packs:,} packs of {batch.capacity} = {batch.tokens:,} tokens a step; {costs.compute}, gradients "
+        f"{batch.packs:,} packs of {batch.capacity} = {batch.tokens:,} tokens a step; {costs.compute}{fp8}, gradients "
         f"travel in {costs.reduce}, {costs.optimizer}{shares}",
         f"{cluster.name}: {cluster.nodes:,} x {cluster.per_node} ranks, {cluster.flops[costs.compute] / 1e12:,.4g} "
-        f"TFLOP/s of {costs.compute} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
+        f"TFLOP/s of {costs.compute}{fast} at {cluster.efficiency:.0%}, {in_bytes(cluster.memory)} of memory",
         network(cluster),
     ]
 
@@ -278,6 +282,18 @@ def reason(search: Search) -> list[str]:
         if plan is not best:
             lines.append(f"  {kind} at its best, {plan.shape}, takes {_more(plan, best)}.")
     return lines
+
+
+def shadow_offer(
+    best: BoxPlan, costs: BertCosts, cluster: Cluster, overlap: Overlap, memory_share: float
+) -> Iterator[str]:
+    """What shadow weights would give the first plan, if it has none, they fit and it is worth a word."""
+    cost = dataclasses.replace(costs, shadow_weights=True).cost(best.shape, best.choice)
+    seconds, copies = step_time(cost, cluster, costs.compute, overlap).total, cost.memory.shadows
+    fit = max(cost.memory.peak, best.cost.memory.peak + copies) <= memory_share * cluster.memory
+    less = 1 - seconds / best.time.total
+    if not costs.shadow_weights and fit and less >= _WORTH_A_WORD:
+        yield f"  --shadow-weights: {in_time(seconds)}, {less:.1%} less, with {in_bytes(copies)} of copies."
 
 
 def refusals(refused: Sequence[Refused], *, every: bool) -> list[str]:

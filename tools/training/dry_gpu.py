@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from tensor3d.ops import fp8
 from tensor3d.torch_private import add_own_device, fake_process_groups, own_device_backend, own_device_name
 
 fake_process_groups()  # the backend "fake"
@@ -49,9 +50,9 @@ class _Module(own_device_backend()):  # type: ignore[misc]
 
 @contextmanager
 def stand_in_gpu() -> Iterator[None]:
-    """Inside, what goes to the stand-in arrives, and `F.scaled_dot_product_attention` keeps and makes what the fused
-    kernels of a GPU do, whose probabilities are never in memory: q, k, v, the mask, the result, and a number for each
-    row and head."""
+    """Inside, what goes to the stand-in arrives, products in FP8 are the kernel's, and
+    `F.scaled_dot_product_attention` keeps and makes what the fused kernels of a GPU do, whose probabilities are never
+    in memory: q, k, v, the mask, the result, and a number for each row and head."""
 
     def fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **_: Any) -> Tensor:
         result: Tensor = _Fused.apply(q, k, v, attn_mask)
@@ -59,8 +60,18 @@ def stand_in_gpu() -> Iterator[None]:
 
     # Set, and no mode: what backward computes again runs in a thread of autograd's, which modes of functions do not
     # reach.
-    with _Arriving(), patch.object(F, "scaled_dot_product_attention", fused):
+    with (
+        _Arriving(),
+        patch.object(F, "scaled_dot_product_attention", fused),
+        patch.object(fp8, "has_kernel", lambda device: device.type == _NAME),
+        patch.object(fp8, "scaled_mm", _scaled_mm),
+    ):
         yield
+
+
+def _scaled_mm(a: Tensor, b: Tensor, *_: Any, out_dtype: torch.dtype, **__: Any) -> Tensor:
+    """(M, N) of (M, K) and (K, N); nothing is computed."""
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
 class _Arriving(TorchFunctionMode):

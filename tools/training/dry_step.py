@@ -205,8 +205,8 @@ def dry_step(
     Args:
         load: what a micro-batch gives the rank.
         micro_batches: of a step. Two are run; what further ones receive follows, and the peak stays.
-        types, optimizer, shard_over_data: as a recipe has them. What FP8 holds while it multiplies is counted on a CPU
-            alone, where it is emulated.
+        types, optimizer, shard_over_data: as a recipe has them. What FP8 holds while it multiplies is on a GPU what its
+            kernels read, on a CPU that of the emulation.
         recompute, reshard_after_forward: as in `BertModel`.
         keep_budget: bytes for gathered operands that stay for backward (`tensor3d.keep_gathered`).
         replaced: of an ELECTRA, whose generator is counted as part of the embeddings. None: a BERT.
@@ -225,8 +225,6 @@ def dry_step(
         raise ValueError(f"a step needs at least 1 micro-batch. Got {micro_batches}.")
     check_keep_budget(keep_budget, reshard_after_forward)
     config.check(shape)
-    if device == "cuda":
-        types = replace(types, fp8="off")
     place = stand_in_device() if device == "cuda" else torch.device("cpu")
     with alone(shape, rank), torch.random.fork_rng(devices=[]):
         cube = Cube(

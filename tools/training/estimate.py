@@ -14,7 +14,13 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig
-from models.bert.cost_model.comm_volume import STEP_NUMBERS, micro_batch_traffic, read_slots, step_traffic
+from models.bert.cost_model.comm_volume import (
+    STEP_NUMBERS,
+    micro_batch_traffic,
+    read_slots,
+    scaled_weights,
+    step_traffic,
+)
 from models.bert.cost_model.electra import electra_flops, electra_parameters
 from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products
@@ -220,6 +226,7 @@ def _expected_traffic(
         *rows,
         norm=STEP_NUMBERS,
         summed=held(config, wire.shape).summed(recipe.optimizer.kind),
+        scaled=scaled_weights(config, wire.shape, None if recipe.precision.fp8 == "off" else recipe.precision.fp8),
         shard_over_data=recipe.optimizer.shard_over_data,
         **made,
     )
@@ -514,16 +521,7 @@ def _remarks(
         "Left out of the time: evaluations, checkpoints, and what computing does not hide of the wire.",
     ]
     if recipe.precision.fp8 != "off":
-        remarks.append("FP8 changes neither traffic nor what is kept. The time is that of products in bf16.")
-        if recipe.precision.fp8 == "delayed":
-            remarks.append(
-                "Left out beside that: delayed scaling's maximum over all ranks, 12 bytes a linear layer, and 16 bytes "
-                "between hosts, once a step."
-            )
-        if device == "cuda":
-            remarks.append(
-                "Not counted: what is multiplied in FP8 lies in memory beside the rest, one product at a time."
-            )
+        remarks.append("FP8 keeps nothing more for backward. The time is that of products in bf16.")
     if corpus is None:
         remarks.append(
             "Guessed from the recipe: lengths of sequences, and what follows from them. No corpus is prepared."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.kept_operands import KeptProducts, kept_products
+from models.bert.cost_model.kept_operands import KeptProducts, kept_products, layer_products
 from models.bert.cost_model.param_shapes import held, layer_norms
 from tensor3d.cost_model.comm_volume import (
     Bytes,
@@ -26,7 +26,9 @@ from tensor3d.cost_model.comm_volume import (
     turn,
     vocab_projection,
 )
-from tensor3d.distributed.cube_shape import AxisName
+from tensor3d.cost_model.product_operators import suits_fp8
+from tensor3d.cost_model.step_cost import Fp8
+from tensor3d.distributed.cube_shape import AxisName, CubeShape
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.layers.attention import Recompute
 from tensor3d.sharding.param_layout import matrix, vector
@@ -127,6 +129,7 @@ def step_traffic(
     recompute: Recompute = "none",
     read: int | None = None,
     summed: int = 0,
+    scaled: int = 0,
     shard_over_data: ShardOverData = False,
     reduce_loss: bool = True,
 ) -> Bytes:
@@ -137,6 +140,7 @@ def step_traffic(
         norm: numbers in the sum of the gradient norm and what goes along with it, over all ranks; 1: nothing does, and
             copies over data have no need of one another; 0: gradients are not clipped.
         summed: numbers that the optimiser sums over all ranks (`ParamMemory.summed`).
+        scaled: weights whose products have delayed scales in FP8 (`scaled_weights`).
         shard_over_data: whether its state is sharded over data, so that weights are gathered after the step, and
             whether gradients are, which are then reduce-scattered.
     """
@@ -153,12 +157,29 @@ def step_traffic(
         reduce_loss=reduce_loss,
     )
     return times(one, micro_batches) + end_of_step_traffic(
-        config, wire, norm=norm, summed=summed, shard_over_data=shard_over_data
+        config, wire, norm=norm, summed=summed, scaled=scaled, shard_over_data=shard_over_data
     )
 
 
+def scaled_weights(config: BertConfig, shape: CubeShape, fp8: Fp8 | None) -> int:
+    """Of linear layers whose products have delayed scales: of other scaling none."""
+    if fp8 != "delayed":
+        return 0
+    hidden, columns = config.hidden, config.embedding_size
+    layers: list[tuple[int, int, Side]] = config.layers * layer_products(config)
+    dense = [(k, n, face) for _, k, n, face in _dense_of_heads(config, 0, 0)]
+    entry: list[tuple[int, int, Side]] = [(columns, hidden, "z")] if config.has_projection else []
+    return sum(suits_fp8(shape, *sizes) for sizes in (*layers, *dense, *entry))
+
+
 def end_of_step_traffic(
-    config: BertConfig, wire: CommModel, *, norm: int = 1, summed: int = 0, shard_over_data: ShardOverData = False
+    config: BertConfig,
+    wire: CommModel,
+    *,
+    norm: int = 1,
+    summed: int = 0,
+    scaled: int = 0,
+    shard_over_data: ShardOverData = False,
 ) -> Bytes:
     """What comes once a step: the ledger's sums, the gradient norm and what the optimiser sends; arguments as
     `step_traffic`."""
@@ -167,6 +188,8 @@ def end_of_step_traffic(
     shares = shard_over_data == "gradients" and wire.size("data") > 1
     of_norm = everyone if norm > 1 or shares else ("x", "y", "z")
     norms = [wire.summed(of_norm, norm, size), wire.summed(everyone, summed, size)]
+    # Hosts see that they speak of the same, and then the largest magnitudes of A', W' and dC' travel.
+    norms += [wire.summed(everyone, 2, 8), wire.summed(everyone, 3 * scaled, 4)] if scaled else []
     ledger = ledger_traffic(config, wire, shares=shares)
     return together([ledger, *norms, *([_gathered(config, wire)] if shard_over_data else [])])
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from models.bert.config import BertConfig
-from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic
+from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic, scaled_weights
 from models.bert.cost_model.flops import model_flops, work
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
-from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, chunk
-from tensor3d.cost_model.step_cost import Memory, Product, StepCost, StepOptions
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, Side, chunk, weights_together
+from tensor3d.cost_model.product_operators import (
+    Work,
+    conversions,
+    delayed_scales,
+    lookup_conversion,
+    rounding,
+    shadow_copies,
+    suits_fp8,
+    together,
+)
+from tensor3d.cost_model.step_cost import Fp8, Memory, Product, StepCost, StepOptions
 from tensor3d.data.masking import MASKED_SHARE, MaskingRules
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.distributed.data_shares import ShardOverData
@@ -122,22 +133,31 @@ class BertCosts:
     """Type of activations and products: "fp32", "bf16" or "fp16"."""
     reduce: str = "fp32"
     """Type in which gradients travel."""
+    fp8: Fp8 | None = None
+    """How linear layers multiply in FP8, beside bf16 alone."""
     optimizer: OptimizerName = "lamb"
     shard_over_data: ShardOverData = False
     """Whether the optimiser's state is, and whether gradients are."""
     shadow_weights: bool = False
-    """As of `ExecutionPolicy`: counted is its memory alone."""
+    """As of `ExecutionPolicy`."""
     device: Device = "cuda"
     norm: int = STEP_NUMBERS
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
     stop and those whose loss is not finite come along."""
-    _loads: dict[tuple[int, ...], MicroBatchShape] = field(default_factory=dict, repr=False, compare=False)
-    _memories: dict[tuple[CubeShape, StepOptions], Memory] = field(default_factory=dict, repr=False, compare=False)
+    _loads: dict[tuple[int, ...], MicroBatchShape] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _memories: dict[tuple[CubeShape, StepOptions], Memory] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for name in ("compute", "reduce"):
             if getattr(self, name) not in BYTES:
                 raise ValueError(f"{name} must be one of {', '.join(BYTES)}. Got {getattr(self, name)!r}.")
+        if self.fp8 is not None and (self.fp8 not in get_args(Fp8) or self.compute != "bf16"):
+            raise ValueError(
+                f"fp8 must be one of {', '.join(get_args(Fp8))}, beside compute='bf16'. Got {self.fp8!r} and "
+                f"compute={self.compute!r}."
+            )
         longest = max(self.batch.lengths)
         if self.config.encoder == "classic" and longest > self.config.positions:
             raise ValueError(
@@ -191,19 +211,28 @@ class BertCosts:
         micro_calls, once_calls = self._traffic(calls, load, choice, here)
         scales = self.optimizer != "adamw"
         whole = 4 / 3 if choice.recompute == "layer" else 1.0
+        products = self._products(wire, load, choice)
+        around = self._around(products, wire, load)
+        around_once = delayed_scales(scaled_weights(config, shape, self.fp8))
+        if self.shadow_weights:
+            around_once = together([around_once, shadow_copies(wire, here.multiplied)])
         return StepCost(
             wire=wire,
             choice=choice,
-            products=self._products(shape, load, choice),
+            products=products,
             micro=micro,
             micro_calls=micro_calls,
             once=once,
             once_calls=once_calls,
             attention_flops=again * self._attention(load) / shape.y,
-            touched=self._touched(wire, load, whole),
-            operators=round(config.layers * _OPERATORS[config.encoder] * whole) + _OPERATORS_OF_THE_REST,
-            once_touched=self._touched_once(here),
-            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS),
+            touched=self._touched(wire, load, whole) + around.touched,
+            operators=round(config.layers * _OPERATORS[config.encoder] * whole)
+            + _OPERATORS_OF_THE_REST
+            + around.operators,
+            once_touched=self._touched_once(here) + around_once.touched,
+            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors
+            + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS)
+            + around_once.operators,
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
             memory=self.memory(shape, choice),
@@ -250,33 +279,67 @@ class BertCosts:
             wire,
             norm=self.norm,
             summed=here.summed(self.optimizer),
+            scaled=scaled_weights(self.config, wire.shape, self.fp8),
             shard_over_data=self.shard_over_data,
         )
 
-    def _products(self, shape: CubeShape, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
+    def _products(self, wire: CommModel, load: MicroBatchShape, choice: StepOptions) -> tuple[Product, ...]:
         config, hidden, columns = self.config, self.config.hidden, self.config.embedding_size
         kept = kept_products(
             config,
-            shape,
+            wire.shape,
             load.rows,
             BYTES[self.compute],
             reshard_after_forward=choice.reshard_after_forward,
             budget=choice.keep_budget,
             recompute=choice.recompute,
         )
-        again = choice.recompute == "layer"
+        again, sizes = choice.recompute == "layer", layer_products(config)
+        block = weights_together(wire, sizes)
         layers = [
-            Product(rows=load.rows, k=k, n=n, face=face, times=number, kept=of_them, repeated=again)
-            for (k, n, face), count in zip(layer_products(config), kept.layers, strict=True)
+            Product(
+                rows=load.rows,
+                k=k,
+                n=n,
+                face=face,
+                times=number,
+                kept=of_them,
+                repeated=again,
+                bias=config.bias,
+                together=block,
+            )
+            for (k, n, face), count in zip(sizes, kept.layers, strict=True)
             for of_them, number in count.runs(config.layers)
         ]
-        heads: list[tuple[int, int, int, Kept]] = [
-            (load.masked, columns, config.vocab, "weight"),
-            (load.masked, hidden, columns, kept.dense),
+
+        def head(rows: int, k: int, n: int, of_it: Kept, bias: bool = True, together: bool = False) -> Product:
+            # Over an x of 1 no weight of a head stays.
+            stays: Kept = of_it if wire.size("x") > 1 else of_it in (True, "input") and "input"
+            return Product(rows=rows, k=k, n=n, kept=stays, bias=bias, together=together)
+
+        first: list[tuple[int, int, Side]] = [(hidden, hidden, "z")] if config.next_sentence else []
+        block = weights_together(wire, [(hidden, columns, "z"), *first])
+        vocabulary = head(load.masked, columns, config.vocab, "weight")  # never in FP8: a loss reads what it returns
+        heads = [
+            head(load.masked, hidden, columns, kept.dense, config.bias, block),
+            *(head(load.first, k, n, kept.pooler, config.bias, block) for k, n, _ in first),
         ]
-        heads += [(load.first, hidden, hidden, kept.pooler)] if config.next_sentence else []
-        entry = [(load.rows, columns, hidden, kept.projection)] if config.has_projection else []
-        return (*layers, *(Product(rows=rows, k=k, n=n, kept=of_it) for rows, k, n, of_it in (*heads, *entry)))
+        entry = [Product(rows=load.rows, k=columns, n=hidden, kept=kept.projection)] if config.has_projection else []
+        linear = (*layers, *entry, *heads)
+        if self.fp8 is not None:
+            linear = tuple(
+                replace(each, fp8=self.fp8) if suits_fp8(wire.shape, each.k, each.n, each.face) else each
+                for each in linear
+            )
+        return (*linear, vocabulary)
+
+    def _around(self, products: tuple[Product, ...], wire: CommModel, load: MicroBatchShape) -> Work:
+        """Of a micro-batch, beside the products, exactly: conversions of weights and biases, and rounding to FP8."""
+        config = self.config
+        converted = [] if self.shadow_weights else [conversions(each, wire) for each in products]
+        if not (self.shadow_weights and config.tied):
+            converted.append(lookup_conversion(wire, load.rows, config.vocab, config.embedding_size))
+        return together([*converted, *(rounding(each, wire) for each in products)])
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""

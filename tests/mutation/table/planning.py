@@ -11,8 +11,8 @@ MUTATIONS = (
     Mutation(
         "plan-time-of-two-passes",
         "tensor3d/cost_model/step_time.py",
-        old="product.times * (3 + product.repeated)",
-        new="product.times * (2 + product.repeated)",
+        old="product.times * (each.forward + each.input_grad + each.weight_grad)",
+        new="product.times * (each.forward + each.input_grad)",
         tests=("tests/cost_model/test_search.py::test_products_take_their_flops",),
     ),
     Mutation(
@@ -57,6 +57,34 @@ MUTATIONS = (
         new="(self.k / shape.size(self.face)) * self.n",
         tests=("tests/cost_model/test_search.py::test_products_are_shared_by_all_ranks",),
         quick=True,
+    ),
+    Mutation(
+        "plan-weights-converted-forward-alone",
+        "tensor3d/cost_model/product_operators.py",
+        old='backward = [] if product.kept in (True, "weight") else [weight]',
+        new="backward = []",
+        tests=("tests/cost_model/test_product_operators.py::test_shadow_weights_spare_what_is_counted",),
+    ),
+    Mutation(
+        "plan-every-product-in-fp8",
+        "models/bert/cost_model/step_cost.py",
+        old="return (*linear, vocabulary)",
+        new="return (*linear, replace(vocabulary, fp8=self.fp8))",
+        tests=("tests/cost_model/test_search.py::test_products_in_fp8_have_a_rate_of_their_own",),
+    ),
+    Mutation(
+        "plan-rounds-gradients-once",
+        "tensor3d/cost_model/product_operators.py",
+        old="parts += [] if delayed else [of_dc]",
+        new="parts += []",
+        tests=("tests/cost_model/test_product_operators.py::test_fp8_takes_what_is_counted",),
+    ),
+    Mutation(
+        "plan-shadow-copies-for-nothing",
+        "models/bert/cost_model/step_cost.py",
+        old="once_touched=self._touched_once(here) + around_once.touched,",
+        new="once_touched=self._touched_once(here),",
+        tests=("tests/cost_model/test_product_operators.py::test_shadow_weights_spare_what_is_counted",),
     ),
     Mutation(
         "plan-traffic-of-one-micro-batch",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
+from tensor3d.ops.fp8 import Scaling
 from tools.bench.operators import OperatorFigures, OperatorsCommand, as_on_a_gpu, count
 from tools.bench.vs_transformers.contenders import with_sizes
 from tools.training.factory import TYPES
@@ -19,11 +21,16 @@ ROW = r"^\| ours((?:, \w+)*) \| (\dx\dx\d) \| (\w+) \| (\d+) \| ([\d,]+) \| ([\d
 ROWS = re.findall(ROW, PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def _takes_long(row: tuple[str, ...]) -> bool:
+    return row[1] == "2x2x2" or row[0].split(", ")[-1] in get_args(Scaling)
+
+
 def counted(layers: int, cube: str, precision: str, longest: int, how: str = "") -> OperatorFigures:
     config = with_sizes(PRESETS["large"], layers=layers, dropout=0.1, attention_dropout=0.0)
     compute = None if precision == "fp32" else TYPES[precision]
     ways = how.split(", ")[1:]
-    assert set(ways) <= {"kept", "shadows", "compiled"}
+    fp8: list[Any] = [way for way in ways if way in get_args(Scaling)]
+    assert set(ways) <= {"kept", "shadows", "compiled", *fp8}
     return count(
         config,
         CubeShape.parse(cube),
@@ -32,6 +39,7 @@ def counted(layers: int, cube: str, precision: str, longest: int, how: str = "")
         longest,
         "kept" in ways,
         passes=0,
+        fp8=fp8[0] if fp8 else None,
         shadow_weights="shadows" in ways,
         compiled="compiled" in ways,
     )
@@ -40,7 +48,7 @@ def counted(layers: int, cube: str, precision: str, longest: int, how: str = "")
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id="-".join(row[:4]).strip("-"), marks=[pytest.mark.slow] if row[1] == "2x2x2" else [])
+        pytest.param(row, id="-".join(row[:4]).strip("-"), marks=[pytest.mark.slow] if _takes_long(row) else [])
         for row in ROWS
     ],
 )

@@ -20,6 +20,7 @@ from tools.training.config import PrecisionConfig
 from tools.training.dry_step import dry_step
 
 BF16 = PrecisionConfig(compute="bf16")
+DELAYED = PrecisionConfig(compute="bf16", fp8="delayed")
 NARROW = PrecisionConfig(compute="bf16", reduce="bf16")
 ONE, BOX, TALL = CubeShape(), CubeShape(x=2, y=2, z=2), CubeShape(y=8)
 SLABS, FLAT, LARGE = CubeShape(x=8), CubeShape(x=4, y=2), CubeShape(x=4, y=4, z=4)
@@ -62,6 +63,8 @@ CASES: list[Case] = [
     (SLABS, {"vocab": 67, "tied": False}, {"types": NARROW, "micro_batches": 2, "shadow_weights": True}),
     (BOX, MODERN, {"types": BF16, "keep_budget": 150_000, "optimizer": "lamb", "shadow_weights": True}),
     (CubeShape(x=2, data=3), MODERN, {"optimizer": "stable_adamw", "shard_over_data": True}),
+    (BOX, {}, {"types": DELAYED, "micro_batches": 2}),
+    (TWINS, {**ELECTRA, "embedding": 32}, {"types": DELAYED, "recompute": "layer"}),
 ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from models.bert import PRESETS, BertConfig
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
-from tensor3d.cost_model.hardware import Link, LinkFit, cluster_of
+from tensor3d.cost_model.hardware import Cluster, Link, LinkFit, cluster_of
 from tensor3d.cost_model.search import search
 from tools.plan.__main__ import PlanCommand, main
 from tools.plan.check import Comparison, check, predicted
@@ -196,7 +196,7 @@ def test_units_stand_for_numbers(
             "none",
         ],
         ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--shadow-weights", "--quick"],
-        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick"],
+        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick", "--fp8", "delayed"],
         ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
@@ -243,6 +243,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.optimizer.shard_over_data == asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     assert recipe.speed.shadow_weights is asked["shadow_weights"]
+    assert recipe.precision.fp8 == asked["fp8"]
     assert (pick["memory"]["shadows"] > 0) is asked["shadow_weights"]
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
     assert recipe.model.keep_bytes == pick["choice"]["keep_budget"]
@@ -262,6 +263,51 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
         assert re.search(rf"^  data +{received} +{calls} ", printed, re.MULTILINE)
         sharded = ["lamb, its state sharded over data", "lamb, its state and gradients sharded over data"]
         assert [text in printed for text in sharded] == [len(more) == 1, len(more) == 2]
+
+
+def test_times_of_types_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    (words,) = re.findall(r"^    python -m tools.plan (--model large .* --quick) --fp8 rowwise$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (bf16|`--.*`) \| (\d+ ms) \| ([\d.]+ ms) \| ([\d.]+ ms) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for how, step, products, touching in rows:
+        assert main([*words.split(), *([] if how == "bf16" else how.strip("`").split())]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(rf"^8\*\(1x1x1\) .*  {step} ", printed, re.MULTILINE)
+        assert re.search(rf"products {products}, .*, memory-bound operators {touching},", printed)
+
+
+def test_products_in_fp8_have_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the preset, or a given one; the heading says which. Rounding touches what bf16 does not."""
+    box = ["--cube", "1x1x1", "--data-parallel", "8"]
+    fast, given = (
+        planned(tmp_path, *box, *more, "--fp8", "tensorwise")["search"]["plans"][0]["time"]
+        for more in ([], ["--gpu", "A100-80GB", "--fp8-flops", "624T"])
+    )
+    printed = capsys.readouterr().out
+    assert "bf16, linear layers in FP8 (tensorwise), gradients travel in fp32" in printed
+    assert "989.4 TFLOP/s of bf16 and 1,979 of FP8 at 80%" in printed
+    assert "312 TFLOP/s of bf16 and 624 of FP8 at 80%" in printed
+    plain = planned(tmp_path, *box)["search"]["plans"][0]["time"]
+    assert plain["products"] / 2 < fast["products"] < plain["products"] < given["products"]
+    assert plain["touching"] < fast["touching"]
+
+
+def test_shadow_weights_are_offered_where_they_give_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is offered is what a plan with them takes."""
+    short = ["--per-node", "1", "--cube", "1x1x1", "--memory", "6GB", "--global-batch", "64"]
+    planned(tmp_path, *short)
+    (offered, less) = re.findall(r"--shadow-weights: (.*), (.*)% less, with .* of copies\.", capsys.readouterr().out)[0]
+    (plan,) = planned(tmp_path, *short, "--shadow-weights")["search"]["plans"]
+    printed = capsys.readouterr().out
+    assert f"  {offered}  " in printed
+    assert float(less) >= 0.5
+    assert "of copies" not in printed
+    planned(tmp_path, *short, "--compute", "fp32")
+    assert "of copies" not in capsys.readouterr().out
+    assert plan["memory"]["shadows"] > 0
 
 
 def test_budgets_by_memory_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,6 +447,20 @@ def test_steps_measured_without_overlap_are_predicted_without_it() -> None:
     assert predicted(recipe, shape, machine) < predicted(waiting, shape, machine)
 
 
+def test_recipes_with_shadow_weights_and_fp8_are_predicted_so(tmp_path: Path) -> None:
+    base, shape = read_config(Path("launch/recipes/quickstart.toml")), CubeShape(y=2)
+    machine = dataclasses.replace(cluster_of("H100", per_node=2), launch=1e-9)  # else all is waiting for the host
+
+    def seconds(fp8: Any = "off", shadow_weights: bool = False, on: Cluster = machine) -> float:
+        precision = dataclasses.replace(base.precision, compute="bf16", fp8=fp8)
+        speed = dataclasses.replace(base.speed, shadow_weights=shadow_weights)
+        return predicted(dataclasses.replace(base, precision=precision, speed=speed), shape, on)
+
+    assert seconds(shadow_weights=True) < seconds() < seconds("rowwise") < seconds("delayed")
+    with pytest.raises(ValueError, match=r"A100-40GB knows the FLOP/s of fp32, fp16, bf16. Got 'fp8'"):
+        seconds("rowwise", on=cluster_of("A100-40GB", per_node=2))
+
+
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--headline"]) == 0
     printed = capsys.readouterr().out
@@ -459,6 +519,8 @@ def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters:
         (["--global-batch", "100000000000"], "a step has at most 4,194,304 sequences. Got 100,000,000,000 in"),
         (["--capacity", "1000000000000", "--length", "1"], "a step has at most 4,194,304 sequences."),
         (["--gpu", "V100-16GB", "--compute", "bf16"], "knows the FLOP/s of"),
+        (["--gpu", "A100-80GB", "--fp8", "rowwise"], "A100-80GB knows the FLOP/s of fp32, fp16, bf16. Got 'fp8'."),
+        (["--compute", "fp16", "--fp8", "delayed"], "beside compute='bf16'. Got 'delayed' and compute='fp16'."),
         (["--output", "nowhere/plan.json"], "--output must be a file in a folder that exists."),
     ],
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from models.bert import BertForPreTraining, ElectraForPreTraining, ReplacedTokens
+from models.bert.cost_model.comm_volume import scaled_weights
 from models.bert.cost_model.memory import MicroBatchShape
 from models.bert.cost_model.param_shapes import held
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy
@@ -284,7 +285,7 @@ DEEP: list[tuple[Changes, Changes]] = [
         {**MODERN, "layers": 11, "global_every": 3},
         {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")},
     ),
-    ({}, {"types": PrecisionConfig(compute="bf16", fp8="rowwise")}),
+    (WIDE, {"types": PrecisionConfig(compute="bf16", fp8="delayed"), "device": "cuda"}),
     ({**MODERN, "layers": 7}, {"reshard_after_forward": False, "types": PrecisionConfig(compute="bf16")}),
     (
         {"family": "electra", "embedding": 16, "next_sentence": False, "layers": 6},
@@ -342,6 +343,24 @@ def test_a_gpu_works_on_all_logits_at_once() -> None:
     config, load = toy_config(30522), MicroBatchShape(rows=1024, masked=160, first=8, lengths=(512, 512))
     cpu, gpu = (counted_step(config, CubeShape(), load, device=device).memory for device in ("cpu", "cuda"))  # type: ignore[arg-type]
     assert gpu.peaks["forward"] - gpu.saved > cpu.peaks["forward"] - cpu.saved + 160 * 30522 * 3
+
+
+@pytest.mark.slow
+def test_a_gpu_multiplies_fp8_as_it_is() -> None:
+    """Its kernels need no copies in fp32; what is kept is the same, and delayed scaling's magnitudes alone travel."""
+    config, shape = toy_config(67, hidden=256, inner=1024), CubeShape(y=2)
+    load = MicroBatchShape(rows=128, masked=16, first=4, lengths=(24, 8) * 4)
+    asked = [("off", "cuda"), ("delayed", "cuda"), ("delayed", "cpu")]
+    plain, gpu, cpu = (
+        counted_step(config, shape, load, types=PrecisionConfig(compute="bf16", fp8=fp8), device=device)  # type: ignore[arg-type]
+        for fp8, device in asked
+    )
+    assert plain.memory.saved == gpu.memory.saved
+    assert plain.memory.peaks["forward"] < gpu.memory.peaks["forward"] < cpu.memory.peaks["forward"]
+    weights = scaled_weights(config, shape, "delayed")
+    assert weights == 4 * config.layers + 2
+    assert gpu.received.total() - plain.received.total() == 4 * 3 * weights + 2 * 8
+    assert gpu.calls.total() - plain.calls.total() == 2
 
 
 def test_the_batch_is_in_the_peak() -> None:

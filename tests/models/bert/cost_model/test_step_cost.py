@@ -127,6 +127,9 @@ def test_bad_batches() -> None:
         Batch(packs=1, capacity=32, length=33)
     with pytest.raises(ValueError, match=r"compute.*fp32, bf16, fp16.*'fp8'"):
         BertCosts(config=SMALL, batch=BATCH, compute="fp8")
+    for fp8, compute in (("fast", "bf16"), ("rowwise", "fp32")):
+        with pytest.raises(ValueError, match=rf"fp8 must be one of .*delayed, beside compute='bf16'\. Got '{fp8}'"):
+            BertCosts(config=SMALL, batch=BATCH, compute=compute, fp8=fp8)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"sequences of \b64\b.*32"):
         BertCosts(config=SMALL, batch=Batch(packs=1, capacity=64))
     with pytest.raises(ValueError, match=r"\b64\b.*data=1, x=1, z=1 and \b3\b micro-batches"):
