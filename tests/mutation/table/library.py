@@ -272,8 +272,8 @@ MUTATIONS = (
     Mutation(
         "lamb-without-decay",
         "tensor3d/optim/lamb.py",
-        old='alpha=blocks.group["weight_decay"])',
-        new="alpha=0.0)",
+        old='torch._foreach_mul(blocks.weights, blocks.group["weight_decay"])',
+        new="torch._foreach_mul(blocks.weights, 0.0)",
         tests=("tests/optim/test_lamb.py::test_one_device_without_a_process_group",),
     ),
     Mutation(
