@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -102,6 +106,57 @@ def test_other_shapes_are_refused() -> None:
         captured(x=torch.ones(4, device="cuda"))
     with pytest.raises(ValueError, match=r"captured with \['x'\]\. Got \['y'\]"):
         captured(y=torch.ones(3, device="cuda"))
+
+
+@gpu
+def test_other_threads_go_on_while_a_pass_is_captured() -> None:
+    """A loader pins memory, takes some of the device's, and copies: all of which a capture of all threads refuses."""
+    over, failed = threading.Event(), []
+
+    def load() -> None:
+        held: list[torch.Tensor] = []  # so that each takes memory of its own
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not over.wait(0.005) and len(held) < 1000:
+                    held.append(torch.ones(2**20).pin_memory())
+                    held.append(held[-1].to("cuda", non_blocking=True))
+        except RuntimeError as error:
+            failed.append(error)
+
+    weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.2)
+        loss = (weight * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        captured = CapturedPass(run, {"x": torch.ones(3, device="cuda")}, [weight])
+    finally:
+        over.set()
+        loading.join()
+    assert failed == []
+    assert captured(x=torch.full((3,), 2.0, device="cuda")).item() == 6.0
+
+
+def test_a_capture_is_of_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as far as it can be seen without a GPU: what CUDA is asked for."""
+    asked: dict[str, Any] = {}
+
+    def graph(_: object, **options: Any) -> nullcontext[None]:
+        asked.update(options)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    stand_ins = {"Stream": MagicMock(), "CUDAGraph": MagicMock(), "current_stream": MagicMock(), "graph": graph}
+    stand_ins |= {"stream": lambda _: nullcontext(), "get_rng_state": MagicMock(), "set_rng_state": MagicMock()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    CapturedPass(lambda x: x + 1, {"x": torch.ones(3)}, [], pool="a pool")
+    assert asked == {"pool": "a pool", "capture_error_mode": "thread_local"}
 
 
 @gpu

@@ -42,6 +42,13 @@ MUTATIONS = (
         tests=("tests/layers/test_shadow_weights.py::test_memory_is_written_anew_unless_somebody_holds_it",),
     ),
     Mutation(
+        "graph-captures-what-other-threads-do",
+        "tensor3d/ops/cuda_graph.py",
+        old=', capture_error_mode="thread_local"',
+        new="",
+        tests=("tests/gpu/test_cuda_graph.py::test_a_capture_is_of_its_own_thread",),
+    ),
+    Mutation(
         "cube-every-rank-has-one-stream",
         "tensor3d/distributed/cube.py",
         old="torch.manual_seed(mix(seed, self.rank + 1))",
