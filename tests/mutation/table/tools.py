@@ -254,4 +254,11 @@ MUTATIONS = (
         new="keys",
         tests=("tests/tools/predict/test_embed.py::test_equal_ones_keep_their_order_in_blocks",),
     ),
+    Mutation(
+        "library-who-fails-keeps-its-memory",
+        "tools/bench/vs_transformers/pretrain.py",
+        old="side = self.sides.pop(name)",
+        new="side = self.sides[name]",
+        tests=("tests/tools/bench/vs_transformers/test_pretrain.py::test_who_fails_is_left_out_and_holds_no_memory",),
+    ),
 )
