@@ -66,4 +66,22 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-"$python" -m tools.bench gpu ${rest[@]+"${rest[@]}"}
+missing=$("$python" -c 'import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))' \
+    torch pytest transformers tyro docstring_parser typeguard sentencex)
+[ -z "$missing" ] || {
+    printf 'gpu_hour.sh: %s has no %s. Name a folder of their wheels by --wheels, filled where there is a network by\n' \
+        "$python" "$missing" >&2
+    printf '  python -m pip download --no-deps -d wheels %s\n' "$missing" >&2
+    exit 2
+}
+
+# Not in the foreground, where a shell heeds no signal, or ends alone and leaves the stages behind.
+"$python" -m tools.bench gpu ${rest[@]+"${rest[@]}"} &
+child=$!
+trap 'kill -TERM "$child" 2>/dev/null || true' HUP INT TERM
+while :; do
+    status=0
+    wait "$child" || status=$?
+    kill -0 "$child" 2>/dev/null || break
+done
+exit "$status"
