@@ -42,6 +42,13 @@ MUTATIONS = (
         tests=("tests/layers/test_shadow_weights.py::test_memory_is_written_anew_unless_somebody_holds_it",),
     ),
     Mutation(
+        "checkpoint-compares-copies-on-another-stream",
+        "tensor3d/checkpoint/manager.py",
+        old="with torch.cuda.stream(stream):",
+        new="if stream is not None:",
+        tests=("tests/checkpoint/test_manager.py::test_another_thread_works_on_the_stream_of_the_caller",),
+    ),
+    Mutation(
         "graph-captures-what-other-threads-do",
         "tensor3d/ops/cuda_graph.py",
         old=', capture_error_mode="thread_local"',
