@@ -3,14 +3,13 @@ all of them have ended, with the end of what they printed."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -27,7 +26,15 @@ _LOOK = 0.05  # seconds between two looks at a stage
 _GRACE = {"limit": 10.0, "signal": 5.0}
 """Seconds from asking a stage to end to ending it. A signal is followed by SIGKILL soon, where machines are lent."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PARENT_DEATH_SIGNAL = 1  # Linux: PR_SET_PDEATHSIG
+_LEAD = """
+import ctypes, os, signal, sys
+os.setpgrp()
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
+"""
+"""What a stage is before it becomes itself: it leads a group, of this session, and ends with the process that runs it.
+(Python's `preexec_fn` would do it, and warns of threads.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +121,10 @@ def run_stage(stage: Stage, folder: Path, left: float, caught: Sequence[int] = (
     ended: Literal["itself", "limit", "signal"] = "itself"
     with _log(folder / f"{stage.name}.log", f"$ {stage}   # {date}") as log:
         process = subprocess.Popen(
-            [sys.executable, "-u", *stage.command],
+            [sys.executable, "-c", _LEAD, *stage.command],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_leading(),
         )
         try:
             while process.poll() is None and ended == "itself":
@@ -238,19 +244,6 @@ def _log(path: Path, heading: str) -> Iterator[IO[bytes] | None]:
         yield log
 
 
-def _leading() -> Callable[[], None]:
-    """What a stage does before it begins: it leads a group, of this session, and ends with this process."""
-    # Found here: between fork and exec little may be done.
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-    def lead() -> None:
-        os.setpgrp()
-        if prctl is not None:
-            prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-    return lead
-
-
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
     """Ends it, and whatever it has started. It is asked first: pytest then tells what has failed, others where they
     were."""
@@ -258,8 +251,9 @@ def _end(process: subprocess.Popen[bytes], grace: float) -> None:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(grace)
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):  # none: all are gone, or it leads no group yet
         os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
 
 
