@@ -4,7 +4,7 @@
 #   launch/gpu_hour.sh [--wheels DIR] [--output DIR] [--seconds N] [--stages facts,tests,...] ...
 #
 # --wheels DIR   a folder of wheels of what the machine lacks; they are put in a folder of their own and change nothing.
-#                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser ...
+#                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser typeguard
 set -euo pipefail
 
 # Folders are where the user stands, not where the code lies.
@@ -66,8 +66,22 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-missing=$("$python" -c 'import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))' \
-    torch pytest transformers tyro docstring_parser typeguard sentencex)
+# Of tyro, what it needs in its turn, which differs from version to version.
+missing=$("$python" - <<'END'
+import importlib.util
+
+lacks = lambda name: importlib.util.find_spec(name) is None
+missing = list(filter(lacks, ("torch", "transformers", "pytest", "tyro")))
+if "tyro" in missing:
+    missing += filter(lacks, ("docstring_parser", "typeguard"))
+else:
+    try:
+        import tyro
+    except ModuleNotFoundError as error:
+        missing.append(error.name)
+print(*missing)
+END
+)
 [ -z "$missing" ] || {
     printf 'gpu_hour.sh: %s has no %s. Name a folder of their wheels by --wheels, filled where there is a network by\n' \
         "$python" "$missing" >&2
