@@ -127,6 +127,7 @@ class GpuCommand(Subcommand):
                     f"faulthandler_timeout={_HANGS}",
                     "-o",
                     "faulthandler_exit_on_timeout=false",
+                    "--durations=15",
                     "-m",
                     "not slow and not long",
                     *_TESTS,

@@ -275,4 +275,11 @@ MUTATIONS = (
         new="os.killpg(process.pid, signal.SIGKILL)",
         tests=("tests/tools/bench/harness/test_stages.py::test_at_its_limit_a_stage_tells_where_it_was",),
     ),
+    Mutation(
+        "attention-passes-of-a-turn-count-as-one",
+        "tools/bench/attention.py",
+        old="return (clock() - before) / often",
+        new="return clock() - before",
+        tests=("tests/tools/bench/test_attention.py::test_a_gpu_is_waited_for_once_a_turn",),
+    ),
 )
