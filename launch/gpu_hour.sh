@@ -4,7 +4,7 @@
 #   launch/gpu_hour.sh [--wheels DIR] [--output DIR] [--seconds N] [--stages facts,tests,...] ...
 #
 # --wheels DIR   a folder of wheels of what the machine lacks; they are put in a folder of their own and change nothing.
-#                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser ...
+#                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser typeguard
 set -euo pipefail
 
 # Folders are where the user stands, not where the code lies.
@@ -70,4 +70,36 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-"$python" -m tools.bench gpu ${rest[@]+"${rest[@]}"}
+# Of tyro, what it needs in its turn, which differs from version to version.
+missing=$("$python" - <<'END'
+import importlib.util
+
+lacks = lambda name: importlib.util.find_spec(name) is None
+missing = list(filter(lacks, ("torch", "transformers", "pytest", "tyro")))
+if "tyro" in missing:
+    missing += filter(lacks, ("docstring_parser", "typeguard"))
+else:
+    try:
+        import tyro
+    except ModuleNotFoundError as error:
+        missing.append(error.name)
+print(*missing)
+END
+)
+[ -z "$missing" ] || {
+    printf 'gpu_hour.sh: %s has no %s. Name a folder of their wheels by --wheels, filled where there is a network by\n' \
+        "$python" "$missing" >&2
+    printf '  python -m pip download --no-deps -d wheels %s\n' "$missing" >&2
+    exit 2
+}
+
+# Not in the foreground, where a shell heeds no signal, or ends alone and leaves the stages behind.
+"$python" -m tools.bench gpu ${rest[@]+"${rest[@]}"} &
+child=$!
+trap 'kill -TERM "$child" 2>/dev/null || true' HUP INT TERM
+while :; do
+    status=0
+    wait "$child" || status=$?
+    kill -0 "$child" 2>/dev/null || break
+done
+exit "$status"

@@ -80,6 +80,20 @@ class BackgroundTask(Generic[T]):
             self._error = error
 
 
+def on_this_stream(action: Callable[[], T], device: torch.device) -> Callable[[], T]:
+    """The action for another thread, whose device and stream are the first GPU and its default stream, unless told: on
+    another stream it would read what this one has still to write."""
+    if device.type != "cuda":
+        return action
+    stream = torch.cuda.current_stream(device)
+
+    def act() -> T:
+        with torch.cuda.stream(stream):
+            return action()
+
+    return act
+
+
 # --- `Checkpoints` ----------------------------------------------------------------------------------------------------
 
 _PATIENCE = 30.0  # seconds for the last save when the run ends by an error: its peers may be gone
@@ -176,7 +190,7 @@ class Checkpoints:
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
         if self._cube.precision.fp8 == "delayed":
             state |= fp8_tensors(model)
-        self._apart(lambda: check_copies(state, self._cube))
+        self._apart(on_this_stream(lambda: check_copies(state, self._cube), self._cube.device))
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)
         waits = wait or not self.asynchronous

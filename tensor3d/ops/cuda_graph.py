@@ -62,7 +62,8 @@ class CapturedPass:
                 run(**self._inputs)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # By default what another thread does meanwhile would end the capture: a loader's takes pinned memory.
+        # Of this thread alone: by default CUDA refuses meanwhile what other threads need to take memory, such as a
+        # loader that pins the next batch, and the capture ends with it.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._result = run(**self._inputs)
         self._gradients = [parameter.grad for parameter in self._parameters]

@@ -8,6 +8,8 @@ import re
 import resource
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -16,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube, Linear3D, checkpoint
-from tensor3d.checkpoint import Checkpoints, RankResult, writer
+from tensor3d.checkpoint import Checkpoints, RankResult, manager, writer
+from tensor3d.checkpoint.manager import BackgroundTask, on_this_stream
 from tests.checkpoint.subject import ALONE, Shape, files_of, held_back, make, same, state, step
 from tests.ranks import run_ranks, run_survivors
 
@@ -57,6 +60,34 @@ def test_what_is_written_beside_training_is_what_was_there_at_the_call(tmp_path:
         waited, aside = (files_of(tmp_path / name / kind / "step-00000001") for kind in ("waited", "beside"))
         assert waited == aside
     assert os.getpriority(os.PRIO_PROCESS, 0) == niceness, "the thread that trains keeps its own"
+
+
+def test_another_thread_works_on_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would begin on the default stream of the first GPU, which waits for no other."""
+    told: list[object] = []
+
+    @contextmanager
+    def on(stream: object) -> Iterator[None]:
+        told.append((stream, threading.get_ident()))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device} in {threading.get_ident()}")
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    action = on_this_stream(lambda: 7, torch.device("cuda", 3))
+    task = BackgroundTask(action)
+    task.wait(lambda: None)
+    assert task.result() == 7
+    ((stream, thread),) = told
+    assert stream == f"of cuda:3 in {threading.get_ident()}"
+    assert thread != threading.get_ident()
+    assert on_this_stream(told.clear, torch.device("cpu")) == told.clear
+
+    taken: list[torch.device] = []
+    monkeypatch.setattr(manager, "on_this_stream", lambda action, device: taken.append(device) or action)
+    cube, model, optimizer = make(ALONE, seed=1)
+    with Checkpoints(tmp_path, cube) as checkpoints:
+        checkpoints.save(1, model, optimizer, {}, wait=True)
+    assert taken == [cube.device], "copies are compared so"
 
 
 def test_a_save_waits_for_the_one_before_and_buffers_are_used_again(tmp_path: Path) -> None:

@@ -6,23 +6,16 @@ its own limit, none stops the next one, and the page of results is written anew 
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import shlex
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tools.bench.harness.benchmark import Subcommand
+from tools.bench.harness.benchmark import Subcommand, listed
+from tools.bench.harness.stages import Stage, run_stages
 from tools.bench.vs_transformers.contenders import GRAPHED
-from tools.common.files import make_folder, write_file
-from tools.common.machine import Machine, write_json
+from tools.common.files import lock_folder
 from tools.common.workers import usable_cores
 
 _TESTS = (
@@ -31,38 +24,9 @@ _TESTS = (
     "tests/distributed/test_no_host_sync.py",
     "tests/data/test_loader_delivery.py",
 )
-_PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tyro", "scipy", "sentencepiece", "pytest")
 _PROCESSES = 4  # that test beside one another, where there are as many cores
-_TAIL = 40  # lines of a stage's output that stand on the page
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One command, and how long it may take."""
-
-    name: str
-    why: str
-    command: tuple[str, ...]
-    """Of Python: what follows the interpreter."""
-    seconds: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a stage ended."""
-
-    name: str
-    status: int | None
-    """Exit status, negative for a signal; None: it was not begun."""
-    seconds: float
-    timed_out: bool = False
-
-    def __str__(self) -> str:
-        if self.status is None:
-            return "not begun: no time was left"
-        if self.timed_out:
-            return f"stopped at its limit after {self.seconds:.0f} s"
-        return "passed" if self.status == 0 else f"failed (exit status {self.status})"
+_HANGS = 120  # seconds after which a test tells where it is
+_PADDED = 16  # sequences of a padded micro-batch beside a graph, whose memory nobody else gets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,39 +60,37 @@ class GpuCommand(Subcommand):
         stages = self.chosen()
         if self.show:
             for stage in stages:
-                print(f"{stage.name} (at most {stage.seconds} s): {stage.why}\n    {_shown(stage)}")
+                print(f"{stage.name} (at most {stage.seconds} s): {stage.why}\n    {stage}")
             return 0
         if not torch.cuda.is_available():
+            if self.preset != "tiny" and any(self.preset in stage.command for stage in stages):
+                raise ValueError(
+                    f"PyTorch {torch.__version__} sees no GPU, and on a CPU BERT-{self.preset} takes hours. Look at "
+                    "nvidia-smi and at torch.version.cuda; for a rehearsal on the CPU take --preset tiny."
+                )
             print(
                 f"no GPU is here: the tests that need one are skipped, and the rest, but {GRAPHED}, runs on the CPU",
                 flush=True,
             )
-        make_folder(self.output)
-        begun, outcomes = time.monotonic(), []
-        for stage in stages:
-            left = self.seconds - (time.monotonic() - begun)
-            outcome = run_stage(stage, self.output, left)
-            outcomes.append(outcome)
-            print(f"{stage.name}: {outcome}, {outcome.seconds:.0f} s", flush=True)
-            write_page(self.output, stages, outcomes)
-        print(f"written: {self.output / 'report.md'}")
-        return 0 if all(outcome.status == 0 for outcome in outcomes) else 1
+        with lock_folder(self.output):
+            return run_stages(stages, self.output, self.seconds, list(self._known()))
 
     def chosen(self) -> list[Stage]:
         """Raises ValueError for an unknown stage, or a bad option."""
         if self.seconds < 1:
             raise ValueError(f"--seconds must be at least 1. Got {self.seconds}.")
+        known = self._known()
+        names = list(known) if self.stages is None else listed("--stages", self.stages, known)
+        return [stage for name, stage in known.items() if name in names]
+
+    def _known(self) -> dict[str, Stage]:
         try:
             packs = [int(each) for each in self.packs.split(",")]
         except ValueError:
             packs = []
         if not packs or min(packs) < 1:
             raise ValueError(f"--packs must be whole numbers from 1 on, with commas. Got {self.packs!r}.")
-        known = {stage.name: stage for stage in self.all_stages(packs)}
-        names = list(known) if self.stages is None else self.stages.split(",")
-        if not set(names) <= set(known):
-            raise ValueError(f"--stages must be some of {','.join(known)}. Got {self.stages!r}.")
-        return [stage for name, stage in known.items() if name in names]
+        return {stage.name: stage for stage in self.all_stages(packs)}
 
     def all_stages(self, packs: Sequence[int]) -> list[Stage]:
         """What is worth most comes first."""
@@ -144,8 +106,8 @@ class GpuCommand(Subcommand):
         stages = [
             Stage(
                 name="facts",
-                why="versions of all packages, the GPU, and how fast it copies",
-                command=("-m", "tools.bench.gpu"),
+                why="versions of all packages, the GPU and its clocks, how fast it copies and multiplies",
+                command=("-m", "tools.bench.gpu_facts"),
                 seconds=120,
             ),
             Stage(
@@ -161,6 +123,11 @@ class GpuCommand(Subcommand):
                     "no:cacheprovider",
                     "-p",
                     "no:benchmark",
+                    "-o",
+                    f"faulthandler_timeout={_HANGS}",
+                    "-o",
+                    "faulthandler_exit_on_timeout=false",
+                    "--durations=15",
                     "-m",
                     "not slow and not long",
                     *_TESTS,
@@ -181,7 +148,7 @@ class GpuCommand(Subcommand):
                     "--packs",
                     str(packs[-1]),
                     "--trace",
-                    str(self.output / "trace.json"),
+                    str(self.output / "trace.json.gz"),
                     "--output",
                     str(self.output / "profile.json"),
                 ),
@@ -235,6 +202,34 @@ class GpuCommand(Subcommand):
             for count in packs[1:]
         }
         most = [of_packs.pop(count) for count in packs[1:] if count == max(packs)]  # where a GPU is at its best
+        if most and torch.cuda.is_available():
+            most.append(
+                Stage(
+                    name=f"graph-{max(packs)}",
+                    why="the same as a CUDA graph, alone: nobody else gets its memory",
+                    command=(
+                        *library,
+                        "--inputs",
+                        "padded",
+                        "--sequences",
+                        str(2 * max(packs)),
+                        "--rounds",
+                        "3",
+                        "--warmup",
+                        "3",
+                        "--packs",
+                        str(max(packs)),
+                        "--micro-batch",
+                        str(min(_PADDED, max(packs))),
+                        *varlen,
+                        "--contenders",
+                        f"transformers-masked,{GRAPHED}",
+                        "--output",
+                        str(self.output / f"graph-{max(packs)}.json"),
+                    ),
+                    seconds=180,
+                )
+            )
         stages[-1:] = [*most, stages[-1], *of_packs.values()]
         if self.precision == "bf16":
             stages.append(
@@ -319,8 +314,8 @@ _MANY_PACKS = (
     "transformers-masked,transformers-unpadded,transformers-unpadded-compiled,ours-rows,ours-rows-compiled,"
     "ours-rows-shadows,ours-rows-compiled-shadows"
 )
-"""No graph, which holds what 64 packs keep for backward, 27 GB of BERT-large, beside all others: 80 GB are too few, and
-a stage that runs out of memory has no result. The stage `library` has it, with few packs, where it gives most."""
+"""No graph, which holds what 64 packs keep for backward, 27 GB of BERT-large, beside all others: 80 GB are too few. It
+has a stage of its own."""
 _IN_FP8 = (
     "transformers-masked,ours-rows,ours-rows-compiled,ours-rows-fp8,ours-rows-compiled-fp8,"
     "ours-rows-compiled-tensorwise,ours-rows-compiled-delayed"
@@ -330,86 +325,3 @@ _IN_FP8 = (
 def _here(contenders: str) -> str:
     """Without what a machine without a GPU refuses."""
     return contenders if torch.cuda.is_available() else contenders.replace(f",{GRAPHED}", "")
-
-
-def run_stage(stage: Stage, folder: Path, left: float) -> Outcome:
-    """Runs a stage with its output in a file, and ends all its processes at the limit."""
-    if left < 1:
-        return Outcome(name=stage.name, status=None, seconds=0.0)
-    begun = time.monotonic()
-    with (folder / f"{stage.name}.log").open("w", encoding="utf-8") as log:
-        log.write(f"$ {_shown(stage)}\n")
-        log.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-u", *stage.command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        timed_out = False
-        try:
-            status = process.wait(min(stage.seconds, left))
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            os.killpg(process.pid, signal.SIGKILL)
-            status = process.wait()
-    return Outcome(name=stage.name, status=status, seconds=time.monotonic() - begun, timed_out=timed_out)
-
-
-def write_page(folder: Path, stages: Sequence[Stage], outcomes: Sequence[Outcome]) -> None:
-    """report.md: how each stage ended, and the end of what it printed."""
-    lines = ["# What a GPU showed", "", "| stage | outcome | seconds |", "| --- | --- | ---: |"]
-    lines += [f"| {outcome.name} | {outcome} | {outcome.seconds:.0f} |" for outcome in outcomes]
-    for stage, outcome in zip(stages, outcomes, strict=False):
-        log = folder / f"{stage.name}.log"
-        if outcome.status is None or not log.exists():
-            continue
-        end = log.read_text(encoding="utf-8", errors="replace").splitlines()[1:][-_TAIL:]
-        lines += ["", f"## {stage.name}: {stage.why}", "", f"    {_shown(stage)}", "", "```text", *end, "```"]
-    write_file(folder / "report.md", "\n".join(lines) + "\n")
-    write_json(
-        folder / "outcomes.json", {each.name: {"status": each.status, "seconds": each.seconds} for each in outcomes}
-    )
-
-
-def facts() -> list[str]:
-    """Versions, and rates of the device that everything else is measured by."""
-    found = [str(Machine.here())]
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{package}: not installed")
-    if torch.cuda.is_available():
-        found.append(
-            f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {torch.cuda.nccl.version()}"
-        )
-        properties = torch.cuda.get_device_properties(0)
-        found.append(
-            f"{properties.name}: {properties.multi_processor_count} multiprocessors, {properties.total_memory:,} B"
-        )
-        found.append(f"copies {copy_rate() / 1e12:.2f} TB/s, bytes read and written")
-    return found
-
-
-def copy_rate(size: int = 2**32, rounds: int = 20) -> float:
-    """Bytes a second that a large copy on the GPU reads and writes."""
-    source = torch.rand(size // 4, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(rounds):
-        target.copy_(source)
-    end.record()
-    end.synchronize()
-    return 2 * size * rounds / (start.elapsed_time(end) / 1e3)
-
-
-def _shown(stage: Stage) -> str:
-    return shlex.join(["python", *stage.command])
-
-
-if __name__ == "__main__":
-    print("\n".join(facts()))

@@ -101,7 +101,7 @@ class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
     seed: Natural = 0
     """Of weights, sequences and masks."""
     trace: Annotated[Path | None, NewFile()] = None
-    """JSON file for the trace, of Chrome's format."""
+    """JSON file for the trace, of Chrome's format; compressed where its name ends in .gz."""
 
     launcher: ClassVar[str | None] = ONE_PROCESS
 
@@ -122,8 +122,11 @@ class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
             *table(found.kernels[: self.kernels], found.busy_seconds),
         ]
         if self.trace is not None:
-            trace.export_chrome_trace(str(self.trace))
-            lines.append(f"written: {self.trace}")
+            try:  # it is large, and not worth the figures
+                trace.export_chrome_trace(str(self.trace))
+                lines.append(f"written: {self.trace}")
+            except (OSError, RuntimeError) as problem:
+                lines.append(f"no trace: {problem}")
         return Report(lines=lines, content={"results": dataclasses.asdict(found)})
 
     def _made(self, lengths: NDArray[np.int64], device: torch.device) -> tuple[Implementation, list[Work]]:

@@ -56,6 +56,20 @@ MUTATIONS = (
         tests=("tests/distributed/test_different_parameters.py::test_a_parameter_of_another_cube_is_not_taken_for_it",),
     ),
     Mutation(
+        "checkpoint-compares-copies-on-another-stream",
+        "tensor3d/checkpoint/manager.py",
+        old="with torch.cuda.stream(stream):",
+        new="if stream is not None:",
+        tests=("tests/checkpoint/test_manager.py::test_another_thread_works_on_the_stream_of_the_caller",),
+    ),
+    Mutation(
+        "graph-captures-what-other-threads-do",
+        "tensor3d/ops/cuda_graph.py",
+        old=', capture_error_mode="thread_local"',
+        new="",
+        tests=("tests/gpu/test_cuda_graph.py::test_a_capture_is_of_its_own_thread",),
+    ),
+    Mutation(
         "cube-every-rank-has-one-stream",
         "tensor3d/distributed/cube.py",
         old="torch.manual_seed(mix(seed, self.rank + 1))",

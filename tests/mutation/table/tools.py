@@ -284,4 +284,32 @@ MUTATIONS = (
         new="keys",
         tests=("tests/tools/predict/test_embed.py::test_equal_ones_keep_their_order_in_blocks",),
     ),
+    Mutation(
+        "library-who-fails-keeps-its-memory",
+        "tools/bench/vs_transformers/pretrain.py",
+        old="side = self.sides.pop(name)",
+        new="side = self.sides[name]",
+        tests=("tests/tools/bench/vs_transformers/test_pretrain.py::test_who_fails_is_left_out_and_holds_no_memory",),
+    ),
+    Mutation(
+        "stages-page-forgets-earlier-runs",
+        "tools/bench/harness/stages.py",
+        old="self._outcomes: dict[str, Outcome] = _outcomes_in(self._kept)",
+        new="self._outcomes: dict[str, Outcome] = {}",
+        tests=("tests/tools/bench/harness/test_stages.py::test_earlier_stages_stay_on_the_page_in_the_order_of_all",),
+    ),
+    Mutation(
+        "stages-end-without-being-asked",
+        "tools/bench/harness/stages.py",
+        old="os.killpg(process.pid, signal.SIGINT)",
+        new="os.killpg(process.pid, signal.SIGKILL)",
+        tests=("tests/tools/bench/harness/test_stages.py::test_at_its_limit_a_stage_tells_where_it_was",),
+    ),
+    Mutation(
+        "attention-passes-of-a-turn-count-as-one",
+        "tools/bench/attention.py",
+        old="return (clock() - before) / often",
+        new="return clock() - before",
+        tests=("tests/tools/bench/test_attention.py::test_a_gpu_is_waited_for_once_a_turn",),
+    ),
 )

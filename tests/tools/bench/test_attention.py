@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tools.bench import attention
 from tools.bench.__main__ import main
 from tools.bench.attention import drawn, figures
 
@@ -71,3 +72,13 @@ def test_it_is_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["attention", *SMALL]) == 2
     assert "Call it without torchrun" in capsys.readouterr().err
+
+
+def test_a_gpu_is_waited_for_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
+    assert attention._seconds(lambda: told.append("pass"), lambda: float(len(told)), gpu=True) == 1.1
+    assert told == ["pass"] * 10 + ["wait"]
+    told.clear()
+    assert attention._seconds(lambda: told.append("pass"), lambda: float(len(told)), gpu=False) == 1
+    assert told == ["pass"]

@@ -1,4 +1,4 @@
-"""`bench gpu`: stages end at their limits, none stops the next, and a page tells how each ended; `bench profile`."""
+"""`bench gpu`: which stages there are, and their commands; `bench profile`."""
 
 from __future__ import annotations
 
@@ -8,53 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tools.bench import gpu_facts
 from tools.bench.__main__ import main, parse
-from tools.bench.gpu import GpuCommand, Outcome, Stage, run_stage, write_page
+from tools.bench.gpu import GpuCommand
 from tools.bench.profile import Kernel, ProfileCommand, table
-
-
-def stage(name: str, code: str, seconds: int = 60) -> Stage:
-    return Stage(name=name, why=f"what {name} shows", command=("-c", code), seconds=seconds)
-
-
-def test_a_stage_ends_with_its_status_and_its_output_stays(tmp_path: Path) -> None:
-    outcome = run_stage(stage("good", "print('seen')"), tmp_path, 60)
-    assert (outcome.status, outcome.timed_out, str(outcome)) == (0, False, "passed")
-    assert "seen" in (tmp_path / "good.log").read_text()
-    outcome = run_stage(stage("bad", "raise SystemExit(3)"), tmp_path, 60)
-    assert str(outcome) == "failed (exit status 3)"
-
-
-@pytest.mark.parametrize(("own", "left"), [(1, 60), (60, 1.0)])
-def test_a_stage_is_stopped_with_its_children(own: int, left: float, tmp_path: Path) -> None:
-    code = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '60'])"
-    outcome = run_stage(stage("long", code, own), tmp_path, left)
-    assert outcome.timed_out
-    assert 1 <= outcome.seconds < 20
-    assert "begun" in (tmp_path / "long.log").read_text()
-
-
-def test_what_has_no_time_is_not_begun(tmp_path: Path) -> None:
-    outcome = run_stage(stage("late", "print(1)"), tmp_path, 0.5)
-    assert (outcome.status, str(outcome)) == (None, "not begun: no time was left")
-    assert not (tmp_path / "late.log").exists()
-
-
-def test_the_page_has_each_outcome_and_the_end_of_its_output(tmp_path: Path) -> None:
-    stages = [
-        stage("one", "print('first result')"),
-        stage("two", "print('second'); raise SystemExit(1)"),
-        stage("three", ""),
-    ]
-    outcomes = [run_stage(each, tmp_path, 60) for each in stages[:2]]
-    outcomes.append(Outcome(name="three", status=None, seconds=0.0))
-    write_page(tmp_path, stages, outcomes)
-    page = (tmp_path / "report.md").read_text()
-    assert "| one | passed |" in page
-    assert "first result" in page
-    assert "| two | failed (exit status 1) |" in page
-    assert "| three | not begun: no time was left | 0 |" in page
-    assert json.loads((tmp_path / "outcomes.json").read_text())["two"]["status"] == 1
 
 
 def test_stages_are_chosen_in_the_order_of_their_worth() -> None:
@@ -96,7 +53,39 @@ def test_cuda_graphs_are_asked_of_a_gpu_alone(has_gpu: bool, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     stages = GpuCommand(output=Path("results"), packs="4,8").chosen()
     graphed = [each.name for each in stages if any("ours-graph" in word for word in each.command)]
-    assert graphed == (["library"] if has_gpu else [])
+    assert graphed == (["graph-8", "library"] if has_gpu else [])
+    names = [each.name for each in stages]
+    assert not has_gpu or names.index("graph-8") == names.index("packs-8") + 1
+
+
+def test_a_large_model_is_refused_where_no_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lent machine whose driver does not fit would spend its time on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"sees no GPU.*take --preset tiny"):
+        GpuCommand(output=Path("nowhere")).run([])
+
+
+def test_a_fact_that_cannot_be_found_takes_no_other_along(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost() -> str:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(gpu_facts, "_facts", lambda: {"copies": lost, "machine": lambda: "a GPU"})
+    assert gpu_facts.main() == 1
+    assert capsys.readouterr().out.splitlines() == ["copies: RuntimeError: CUDA error: out of memory", "machine: a GPU"]
+
+
+def test_the_state_of_a_gpu_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    tool.write_text("#!/bin/sh\necho 'driver_version, clocks.current.sm [MHz]'\necho '580.1, 1980 MHz'\n")
+    tool.chmod(0o755)
+    assert gpu_facts._state() == "driver_version 580.1, clocks.current.sm [MHz] 1980 MHz"
+    tool.write_text("#!/bin/sh\necho 'Field \"pstate\" is not valid'; exit 2\n")
+    assert gpu_facts._state() == 'Field "pstate" is not valid'
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    assert gpu_facts._state() == "no nvidia-smi is here"
 
 
 @pytest.mark.parametrize(
@@ -135,6 +124,8 @@ def test_a_rehearsal_on_a_cpu(tmp_path: Path) -> None:
     ]
     arguments += ["--packs", "2", "--precision", "fp32", "--stages", "facts,profile"]
     assert main(arguments) == 0, (tmp_path / "report.md").read_text()
-    assert "torch" in (tmp_path / "facts.log").read_text()
+    facts = (tmp_path / "facts.log").read_text()
+    assert "\nversions: python" in facts
+    assert "\ncommit: " in facts
     assert json.loads((tmp_path / "profile.json").read_text())["results"]["launches"] > 100
-    assert (tmp_path / "trace.json").stat().st_size > 1000
+    assert (tmp_path / "trace.json.gz").stat().st_size > 1000

@@ -421,10 +421,16 @@ def _varlen_attention(
         )
     q, k, v = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     if packed is not None:
-        return attention(q, k, v, packed)[None], None
+        return _ours(q, k, v, packed)[None], None
     result = varlen_attn(q, k, v, ends, ends, longest, longest)
     assert isinstance(result, Tensor)
     return result[None], None
+
+
+@torch.compiler.disable
+def _ours(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    """On a CPU, where it is not to be compiled with the layers around it: the compiler of torch 2.11 fails on it."""
+    return attention(q, k, v, sequences)
 
 
 def write_model(config: BertConfig, folder: Path, seed: int) -> None:

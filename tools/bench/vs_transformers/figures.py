@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -190,7 +191,7 @@ def figures(
     place: tuple[str, str, str],
     contender: str,
     rounds: Sequence[Sequence[Sample]],
-    base: Sequence[Sequence[Sample]],
+    base: Sequence[Sequence[Sample]] | None,
     *,
     fill: float,
     products: float,
@@ -203,13 +204,14 @@ def figures(
     Args:
         place: preset, precision and kind of input.
         rounds: its steps, by round.
-        base: those of the contender to compare with, in the same rounds.
+        base: those of the contender to compare with, in the same rounds. None: it has failed; ratios are no numbers.
         products: FLOP/s of products of matrices alone, in this type.
     """
     everything = flat(rounds)
     seconds, speed = [sample.seconds for sample in everything], _speed(everything)
     speeds = [_speed(turn) for turn in rounds]
-    ratios = [mine / _speed(other) for mine, other in zip(speeds, base, strict=True)]
+    others = [math.nan] * len(speeds) if base is None else [_speed(turn) for turn in base]
+    ratios = [mine / other for mine, other in zip(speeds, others, strict=True)]
     low, median, high = quartiles(seconds)
     preset, precision, inputs = place
     whole, flops = sum(seconds), sum(sample.flops for sample in everything)
@@ -227,7 +229,7 @@ def figures(
         sequences_per_second=sum(sample.sequences for sample in everything) / whole,
         model_flops=flops / whole,
         mfu=flops / whole / products,
-        ratio=speed / _speed(flat(base)),
+        ratio=math.nan if base is None else speed / _speed(flat(base)),
         ratio_median=statistics.median(ratios),
         ratio_range=spread(ratios),
         fill=fill,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +47,7 @@ from tools.bench.vs_transformers.contenders import (
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, works
 from tools.bench.vs_transformers.figures import (
     LOSS_TOLERANCE,
+    Operator,
     Sample,
     SideFigures,
     all_agree,
@@ -65,6 +69,7 @@ from tools.training.factory import TYPES
 
 # --- The turns of `bench library` -------------------------------------------------------------------------------------
 
+R = TypeVar("R")
 _SECONDS = 1.0  # of products of each size
 _LONGEST = 4.0  # seconds of one product: one in bf16 on a processor that has no instructions for it takes a minute
 
@@ -85,6 +90,40 @@ class Rounds:
     """How many, the dearest of one more step, are told."""
 
 
+class Running:
+    """The contenders that have not failed. One that does, for want of memory say, is left out, and the others go on."""
+
+    def __init__(self, place: tuple[str, str], sides: Mapping[str, Implementation]) -> None:
+        """
+        Args:
+            place: preset and precision.
+        """
+        self.sides = dict(sides)
+        self.failed: list[dict[str, str]] = []
+        self._place = place
+
+    def attempt(self, name: str, action: Callable[[Implementation], R]) -> R | None:
+        """What an action of this contender gives. None: it has failed, now or before."""
+        if name not in self.sides:
+            return None
+        try:
+            return action(self.sides[name])
+        except Exception as error:
+            told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            traceback.print_exc()
+        # Outside of the handler, which holds what the action had made.
+        preset, precision = self._place
+        self.failed.append({"preset": preset, "precision": precision, "contender": name, "error": told})
+        print(f"{name} has failed and is left out: {told}", flush=True)
+        side = self.sides.pop(name)
+        side.optimizer.zero_grad(set_to_none=True)  # of a model that another one may share
+        del side
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
+
 def measure(
     preset: str,
     config: BertConfig,
@@ -94,6 +133,7 @@ def measure(
     turns: Rounds,
     seed: int,
     device: torch.device,
+    failed: list[dict[str, str]],
     backend: Backend = "auto",
     *,
     capacity: int = 512,
@@ -101,6 +141,7 @@ def measure(
     """All precisions and kinds of input of one preset; prints the table of each as soon as it is there.
 
     Args:
+        failed: gets those that have failed.
         backend: of our attention.
         capacity: slots of a pack.
         steps: by kind of input; the first is for the check, for warming up and for the peak, the others are timed.
@@ -111,56 +152,77 @@ def measure(
             products = _fastest_product(device, precision)
             compute = None if precision == "fp32" else TYPES[precision]
             sides = make_sides(contenders, config, Path(folder), compute, device, backend, capacity=capacity)
+            running = Running((preset, precision), sides)
+            sides.clear()
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
-                shown = _shown(sides, f"{model_name(preset)}, {precision}, {kind}: first losses")
-                checks[kind] = {name: side.check(mine[0]) for name, side in shown}
+                checks[kind] = {}
+                for name in _shown(running.sides, f"{model_name(preset)}, {precision}, {kind}: first losses"):
+                    found = running.attempt(name, partial(_checked, mine[0]))
+                    if found is not None:
+                        checks[kind][name] = found
             for kind, mine in steps.items():
                 place = (preset, precision, kind)
-                yield from _on_input(place, sides, checks[kind], mine, turns, products, device)
-            sides.clear()  # the models of the next precision need the room
+                yield from _on_input(place, running, checks[kind], mine, turns, products, device)
+            failed += running.failed
+            del running  # the models of the next precision need the room
+
+
+def _checked(work: Work, side: Implementation) -> Checked:
+    return side.check(work)
 
 
 def _on_input(
     place: tuple[str, str, str],
-    sides: Mapping[str, Implementation],
+    running: Running,
     checks: Mapping[str, Checked],
     steps: Sequence[Work],
     turns: Rounds,
     products: float,
     device: torch.device,
 ) -> list[SideFigures]:
-    """All contenders in turns, on one kind of input."""
+    """All contenders in turns, on one kind of input. After each round it is told, so that who is cut off has that."""
     first, *timed = steps
-    names = list(sides)
+    names = list(running.sides)
     print(", ".join([model_name(place[0]), *place[1:]]), flush=True)
-    for _ in range(turns.warmup):
-        for _, side in _shown(sides, "warming up"):
-            side.step(side.prepared(first))
+    for number in range(turns.warmup):
+        taken = {name: running.attempt(name, partial(_timed, first)) for name in _shown(running.sides, "warming up")}
+        _tell(f"warm-up {number + 1} of {turns.warmup}", {name: [each] for name, each in taken.items() if each})
+    told: dict[str, list[Sample]] = {}
 
     def turn(number: int, round_: int) -> list[Sample]:
         mine = timed[round_ * turns.steps : (round_ + 1) * turns.steps]
-        return [_timed(sides[names[number]], work) for work in mine]
+        done = [running.attempt(names[number], partial(_timed, work)) for work in mine]
+        told[names[number]] = [each for each in done if each]
+        if number == (len(names) - 1 if round_ % 2 == 0 else 0):  # the last of the round
+            _tell(f"round {round_ + 1} of {turns.rounds}", told)
+        return told[names[number]]
 
     rounds = dict(zip(names, interleave(names, turns.rounds, turn), strict=True))
-    once_more = {name: partial(side.step, side.prepared(first)) for name, side in sides.items()}
-    peaks = {name: peak_on(device, run) if turns.memory else None for name, run in once_more.items()}
-    dearest = {
-        name: operators_of(device, run, turns.operators) if turns.operators else None for name, run in once_more.items()
-    }
+    peaks, dearest = {}, {}
+    for name in list(running.sides) if turns.memory or turns.operators else ():
+
+        def further(side: Implementation) -> tuple[int | None, list[Operator] | None]:
+            run = partial(side.step, side.prepared(first))
+            peak = peak_on(device, run) if turns.memory else None
+            return peak, operators_of(device, run, turns.operators) if turns.operators else None
+
+        peaks[name], dearest[name] = running.attempt(name, further) or (None, None)
+    if not running.sides:
+        return []
     found = [
         figures(
             place,
             name,
             rounds[name],
-            rounds[MASKED],
+            rounds[MASKED] if MASKED in running.sides else None,
             fill=_fill(side, timed),
             products=products,
             checked=checks[name],
-            peak=peaks[name],
-            operators=dearest[name],
+            peak=peaks.get(name),
+            operators=dearest.get(name),
         )
-        for name, side in sides.items()
+        for name, side in running.sides.items()
     ]
     print("\n".join(table_of(found)))
     print(verdict(found), flush=True)
@@ -168,6 +230,12 @@ def _on_input(
         if operators is not None:
             print("\n".join([f"{name}, one step:", *table(operators)]), flush=True)
     return found
+
+
+def _tell(when: str, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """Of each contender, what a step has taken."""
+    means = {name: statistics.fmean(each.seconds for each in mine) for name, mine in samples.items() if mine}
+    print(f"{when}: {', '.join(f'{name} {seconds * 1e3:,.0f} ms' for name, seconds in means.items())}", flush=True)
 
 
 def _fastest_product(device: torch.device, precision: str) -> float:
@@ -183,15 +251,15 @@ def _fastest_product(device: torch.device, precision: str) -> float:
     return best.flops
 
 
-def _shown(sides: Mapping[str, Implementation], doing: str) -> Iterator[tuple[str, Implementation]]:
+def _shown(names: Iterable[str], doing: str) -> Iterator[str]:
     """One contender after another, with a bar: a step of a large model takes minutes on a few cores."""
-    with progress(sides.items(), desc=doing, unit="step", leave=False) as bar:
-        for name, side in bar:
+    with progress(list(names), desc=doing, unit="step", leave=False) as bar:
+        for name in bar:
             bar.set_postfix_str(name)
-            yield name, side
+            yield name
 
 
-def _timed(side: Implementation, work: Work) -> Sample:
+def _timed(work: Work, side: Implementation) -> Sample:
     fresh = side.prepared(work)
     begin = time.perf_counter()
     side.step(fresh)
@@ -358,6 +426,7 @@ class LibraryCommand(Benchmark[Task]):
             held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
             print("\n".join(str(each) for each in held), flush=True)
             results: list[SideFigures] = []
+            failed: list[dict[str, str]] = []
             for preset in plan.presets:
                 config, asked = self.config(preset), (plan.precisions, plan.contenders)
                 results += measure(
@@ -368,12 +437,15 @@ class LibraryCommand(Benchmark[Task]):
                     turns,
                     self.seed,
                     device,
+                    failed,
                     self.backend,
                     capacity=self.capacity or self.length,
                 )
         agreed = all_agree(results)
-        content = {"lengths": plan.source, "inputs": as_json(held), "agree": agreed, "results": as_json(results)}
-        return Report(content=content, well=agreed, picture=partial(draw, [*plan.earlier, *results]))
+        content = {"lengths": plan.source, "inputs": as_json(held), "agree": agreed, "failed": failed}
+        content["results"] = as_json(results)
+        drawn = [*plan.earlier, *results]
+        return Report(content=content, well=agreed and not failed, picture=partial(draw, drawn) if drawn else None)
 
     def check_backend(self, config: BertConfig, precision: str) -> None:
         """Raises ValueError where our attention cannot be by the backend."""

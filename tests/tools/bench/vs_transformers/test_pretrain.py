@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells, header
 from tools.bench.vs_transformers import figures as library_operators
 from tools.bench.vs_transformers import pretrain
-from tools.bench.vs_transformers.contenders import Checked, Library
+from tools.bench.vs_transformers.contenders import Checked, Library, Ours
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
 from tools.bench.vs_transformers.figures import (
     Operator,
@@ -38,7 +40,7 @@ from tools.bench.vs_transformers.figures import (
     input_figures,
     model_name,
 )
-from tools.bench.vs_transformers.pretrain import LibraryCommand
+from tools.bench.vs_transformers.pretrain import LibraryCommand, Running
 from tools.corpus.quick.sentencepiece_tokenizer import special_tokens
 from tools.doctor.collective_timing import ProductRate
 
@@ -402,6 +404,68 @@ def test_long_packs_and_a_backend_of_choice(tmp_path: Path, capsys: pytest.Captu
     content = json.loads(output.read_text())
     assert content["agree"] is True
     assert all(side["peak_tensor_bytes"] > 0 for side in content["results"])
+
+
+def test_who_fails_is_left_out_and_holds_no_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    class Side:
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+
+    def fails(side: Any) -> float:
+        made = torch.ones(3)
+        alive.append(weakref.ref(made))
+        raise RuntimeError("CUDA out of memory. Tried to allocate\nmore than there is")
+
+    alive: list[Any] = []
+    running = Running(("large", "bf16"), {"one": Side(), "two": Side()})  # type: ignore[dict-item]
+    assert running.attempt("one", fails) is None
+    assert running.attempt("one", lambda _: pytest.fail("it is out")) is None
+    assert running.attempt("two", lambda _: 7) == 7
+    assert list(running.sides) == ["two"]
+    told = "RuntimeError: CUDA out of memory. Tried to allocate"
+    assert running.failed == [{"preset": "large", "precision": "bf16", "contender": "one", "error": told}]
+    assert alive[0]() is None, "the next contender needs the room"
+    shown = capsys.readouterr()
+    assert f"one has failed and is left out: {told}" in shown.out
+    assert "more than there is" in shown.err
+
+
+def test_without_the_one_to_compare_with_there_is_no_ratio() -> None:
+    rounds = [[sample(2.0, 100)]]
+    found = figures(
+        ("tiny", "fp32", PADDED), "ours", rounds, None, fill=1, products=1, checked=Checked(loss=1, gradient_norm=1)
+    )
+    assert found.tokens_per_second == 50
+    assert math.isnan(found.ratio)
+    assert math.isnan(found.ratio_median)
+
+
+@pytest.mark.slow
+def test_the_others_go_on_where_one_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its second round, and the one to compare with at once; what had been measured until then is told."""
+    pytest.importorskip("transformers")
+    step, calls = Ours.step, []
+
+    def breaks(self: Ours, work: Work) -> float:
+        calls.append(self.read_rows_only)
+        if self.read_rows_only and calls.count(True) == 3:
+            raise RuntimeError("out of memory")
+        return step(self, work)
+
+    monkeypatch.setattr(Ours, "step", breaks)
+    monkeypatch.setattr(Library, "_masked", lambda *_: 1 / 0)
+    output = tmp_path / "figures.json"
+    call = ["library", *SMALL, "--rounds", "2", "--precisions", "fp32", "--inputs", "padded", "--threads", "1"]
+    call += ["--contenders", "transformers-masked,ours,ours-rows", "--output", str(output)]
+    assert main(call) == 1
+    content = json.loads(output.read_text())
+    assert [each["contender"] for each in content["failed"]] == ["transformers-masked", "ours-rows"]
+    assert [each["contender"] for each in content["results"]] == ["ours"]
+    assert len(content["results"][0]["seconds"]) == 2
+    told = capsys.readouterr().out
+    assert re.search(r"round 1 of 2: ours [\d,]+ ms, ours-rows [\d,]+ ms\n", told)
+    assert re.search(r"warm-up 1 of 1: ours [\d,]+ ms, ours-rows [\d,]+ ms\n", told)
 
 
 @pytest.mark.slow
