@@ -48,7 +48,7 @@ EXTRAS = "pretrain,corpus,dev"
 TIER = (
     *("attention", "batches", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
     *("parallelize", "sharding", "testing", "test_imports.py", "test_torch_private.py", "test_versions.py"),
-    *("tools/common/test_quick_help.py", "tools/training/test_dry_step.py"),
+    *("tools/bench/test_kernels.py", "tools/common/test_quick_help.py", "tools/training/test_dry_step.py"),
 )
 SELECTION = ("-m", "not slow and not long", "-n", "2", "--dist", "loadscope", "--timeout", "300", "-q")
 

@@ -87,11 +87,8 @@ class CompiledRegions:
         made = self._made.get(key)
         if made is not None:  # and knows which dim is open
             return cast("R", made(*plain))
-        # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-        made = torch.compile(own_copy(region), fullgraph=True, dynamic=False, options=OPTIONS)
-        result = made(*[_open(each) if isinstance(each, Tensor) else each for each in plain])
-        self._made[key] = made
-        return cast("R", result)
+        self._made[key], result = compile_region(region, plain)
+        return result
 
     def number(self, value: float, dtype: torch.dtype) -> Tensor:
         """A number that is an input of regions, as a tensor of no dims: made once, and not to be written to."""
@@ -109,6 +106,15 @@ class CompiledRegions:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
+
+
+def compile_region(
+    region: Callable[..., R], inputs: Sequence[Any], backend: str | Callable[..., Any] = "inductor"
+) -> tuple[Callable[..., R], R]:
+    """The region compiled for what is of the inputs' kind, of any number of rows; and its result."""
+    # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
+    made = torch.compile(own_copy(region), backend=backend, fullgraph=True, dynamic=False, options=OPTIONS)
+    return made, made(*[_open(each) if isinstance(each, Tensor) else each for each in inputs])
 
 
 def _can_compile(inputs: Sequence[Any]) -> bool:

@@ -327,12 +327,13 @@ def _figures(
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Inside, dropout and attention of tensors on "meta" are the operators that they are on a GPU, and autocast, which
-    knows nothing of that device, is off."""
+    """Inside, dropout, attention and products in FP8 of tensors on "meta" are the operators that they are on a GPU, and
+    autocast, which knows nothing of that device, is off."""
     varlen = replace(SUPPORT["varlen"], devices=("cuda", "meta"), backward=("cuda", "meta"))
     fake_collectives()
     with (
         patch.dict(SUPPORT, {"varlen": varlen}),
+        patch("tensor3d.ops.fp8.has_kernel", lambda device: True),
         patch.object(F, "dropout", _dropout),
         patch.object(F, "scaled_dot_product_attention", _attention),
         patch.object(torch, "is_autocast_enabled", lambda device: False),
