@@ -192,10 +192,11 @@ def norm_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Over the own columns the sums of g and of g * normal, (M', 2), with g = dy * gain; and the gradients of gain and
     shift."""
-    wide = dy.to(rstd.dtype)
-    product = wide * normalised(x.to(rstd.dtype), center, offset, rstd)
-    sums = torch.stack([(wide * gain).sum(1), (product * gain).sum(1)], 1)
-    return sums.to(rstd.dtype), product.sum(0), wide.sum(0)
+    wide, normal = dy.to(rstd.dtype), normalised(x.to(rstd.dtype), center, offset, rstd)
+    g = wide * gain
+    # Not (wide * normal) * gain: a product that both sums need is written to memory by the compiler and read again.
+    sums = torch.stack([g.sum(1), (g * normal).sum(1)], 1)
+    return sums.to(rstd.dtype), (wide * normal).sum(0), wide.sum(0)
 
 
 def norm_input(

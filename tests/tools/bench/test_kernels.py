@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.bert import PRESETS
-from tensor3d.layers.norm_kernels import add_and_measure
+from tensor3d.layers.norm_kernels import add_and_measure, norm_sums
 from tensor3d.ops.activations import biased
 from tools.bench import __main__ as bench
 from tools.bench import kernels
@@ -152,12 +152,14 @@ def by_its_numbers(x: Tensor) -> Tensor:
 # Not marked slow, to be among the tests of tests/versions.py, whose environments have Triton. Elsewhere it is skipped.
 def test_triton_compiles_regions_and_tells_which_it_cannot() -> None:
     pytest.importorskip("triton")
-    moments = Call(add_and_measure, (None, None, WIDE, WIDE), (WIDE, Operand(torch.float32, (64, 3))))
-    results, (fault,) = compile_all([BIASED, Call(by_its_numbers, (WIDE,), (WIDE,)), moments], "sm_90", 2)
-    assert [(each.region, each.type, each.kernels, each.operators, each.spilled) for each in results] == [
-        ("biased", "bf16", 1, 0, 0),
-        ("add_and_measure", "bf16", 1, 0, 0),
-    ]
-    assert all(each.registers and 8 <= each.registers <= 255 for each in results)
-    assert [round(each.moved, 3) for each in results] == [round(each.bytes, 3) for each in results]
+    rows = [Operand(torch.bfloat16, (4096, 512))] * 2 + [Operand(torch.float32, (4096, 1))] * 3
+    sums = Call(norm_sums, (*rows, Operand(torch.float32, (512,))), (Operand(torch.float32, (4096, 2)),))
+    (one, other), (fault,) = compile_all([BIASED, Call(by_its_numbers, (WIDE,), (WIDE,)), sums], "sm_90", 2)
+    assert (one.region, one.type, one.kernels, one.operators, one.spilled) == ("biased", "bf16", 1, 0, 0)
+    assert one.registers is not None
+    assert 8 <= one.registers <= 255
+    assert one.moved == one.bytes == 4 + 4 / 64
+    # Rows and columns are summed apart, of what is read twice; nothing as large is written.
+    assert (other.region, other.operators) == ("norm_sums", 0)
+    assert 8 < other.moved < 9
     assert fault.startswith("region by_its_numbers of bf16(R,32): ")
