@@ -8,7 +8,6 @@ shows without running them.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -42,7 +41,6 @@ from tools.training.dry_step import alone
 
 R = TypeVar("R")
 _DEVICE = torch.device("meta")
-_log = logging.getLogger(__name__)
 
 # --- The command ------------------------------------------------------------------------------------------------------
 
@@ -60,7 +58,7 @@ class KernelsCommand(Benchmark[list[CubeShape]]):
     cubes: str = "1x1x1,2x2x2"
     """Boxes, as XxYxZ,XxYxZ,...; of calls of a region with tensors of the same types the widest is compiled."""
     arch: Architecture = "sm_90"
-    """Of the GPU: A100, H100, B200. FP8 is for the later two."""
+    """Of the GPU: A100, H100, B200. FP8 is for the latter two."""
     regions: str | None = None
     """Names of some, with commas. Default: all."""
     processes: Count | None = None
