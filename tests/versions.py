@@ -49,8 +49,9 @@ TIER = (
     *("attention", "batches", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
     *("launch/test_local.py", "parallelize", "sharding", "testing"),
     *("test_imports.py", "test_torch_private.py", "test_versions.py"),
-    *("tools/common/test_quick_help.py", "tools/convert", "tools/corpus/tokenizers", "tools/predict"),
-    *("tools/training/test_dry_step.py", "tools/training/test_profiling.py", "tools/training/test_trainer.py"),
+    *("tools/bench/test_kernels.py", "tools/common/test_quick_help.py", "tools/convert", "tools/corpus/tokenizers"),
+    *("tools/predict", "tools/training/test_dry_step.py", "tools/training/test_profiling.py"),
+    *("tools/training/test_trainer.py",),
 )
 SELECTION = ("-m", "not slow and not long", "-n", "2", "--dist", "loadscope", "--timeout", "300", "-q")
 

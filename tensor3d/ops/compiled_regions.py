@@ -89,7 +89,7 @@ class CompiledRegions:
         if code is not None:
             return cast("R", code(plain))
         code = _Code(region)
-        result = code([_open(each) if isinstance(each, Tensor) else each for each in plain])
+        result = code(opened(plain))
         self._made[key] = code
         return cast("R", result)
 
@@ -111,6 +111,21 @@ class CompiledRegions:
         return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
 
 
+def compile_region(region: Callable[..., R], backend: Callable[..., Any]) -> Callable[..., R]:
+    """The region, compiled at its first call, for what is of those inputs' kind: see `opened`.
+
+    Args:
+        backend: compiles a graph, as `torch.compile` takes it.
+    """
+    # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
+    return torch.compile(own_copy(region), fullgraph=True, dynamic=False, backend=backend)
+
+
+def opened(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a first call, whose number of rows is left open."""
+    return [_open(each) if isinstance(each, Tensor) else each for each in inputs]
+
+
 class _Code:
     """A region compiled for one kind of inputs, for any number of rows.
 
@@ -119,8 +134,7 @@ class _Code:
     """
 
     def __init__(self, region: Callable[..., Any]) -> None:
-        # dynamic=False: nothing but the rows is to be open, whatever other regions have met.
-        self._ask = torch.compile(own_copy(region), fullgraph=True, dynamic=False, backend=self._compiled)
+        self._ask = compile_region(region, self._compiled)
         self._asked: tuple[Callable[..., Any], Sequence[Any], Sequence[Any]] | None = None
         self._direct: dict[tuple[int, ...], Callable[[Sequence[Any]], Any]] = {}
 

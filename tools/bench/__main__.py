@@ -26,6 +26,7 @@ from tools.bench.harness.benchmark import Subcommand
 from tools.bench.harness.processes import RankFailedError
 from tools.bench.harness.scaling_plots import PlotCommand
 from tools.bench.harness.step_trial import RecipeBenchmark
+from tools.bench.kernels import KernelsCommand
 from tools.bench.layer import LayerCommand, MatmulCommand
 from tools.bench.operators import OperatorsCommand
 from tools.bench.overlap import OverlapCommand
@@ -76,6 +77,7 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "library": LibraryCommand,
     "attention": AttentionCommand,
     "operators": OperatorsCommand,
+    "kernels": KernelsCommand,
     "profile": ProfileCommand,
     "gpu": GpuCommand,
 }

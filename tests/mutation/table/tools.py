@@ -9,6 +9,7 @@ EXTRACT = "tests/tools/corpus/extract/test_step.py"
 WIKITEXT = "tests/tools/corpus/extract/wikitext/test_wikitext.py"
 BENCH = "tests/tools/bench/test_step.py::test_figures_by_hand"
 PADDING = "tests/tools/bench/test_padding.py::test_figures_by_hand"
+KERNELS = "tests/tools/bench/test_kernels.py"
 JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
@@ -41,6 +42,20 @@ MUTATIONS = (
         old='if path.exists() else "does not exist"',
         new='if path.is_file() else "does not exist"',
         tests=("tests/tools/corpus/quick/test_prepare.py::test_unusable_sources_are_named",),
+    ),
+    Mutation(
+        "regions-of-fp8-are-not-collected",
+        "tools/bench/kernels.py",
+        old="[*product(models, policies), *product(models[:1], scaled)]",
+        new="[*product(models, policies)]",
+        tests=(f"{KERNELS}::test_every_region_of_the_source_is_collected",),
+    ),
+    Mutation(
+        "narrowest-region-in-place-of-the-widest",
+        "tools/bench/kernels.py",
+        old="known.largest.elements < call.largest.elements",
+        new="known.largest.elements > call.largest.elements",
+        tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
         "filters-shortest-is-too-short",
