@@ -26,7 +26,7 @@ ALLOWED = {
     # Documented by PyTorch, as a beta, under these names.
     *(
         f"_foreach_{name}"
-        for name in ("add_", "clamp_min_", "copy_", "div", "mul", "mul_", "norm", "reciprocal_", "sqrt_")
+        for name in ("add_", "clamp_min_", "copy_", "div", "mul", "mul_", "norm", "reciprocal_", "sqrt_", "zero_")
     ),
     # Attributes and base classes that have stayed as they are since 2.0, on which pickles and subclasses rely.
     *("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks", "_post_accumulate_grad_hooks"),
