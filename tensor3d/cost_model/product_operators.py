@@ -70,7 +70,7 @@ def _converted(wire: CommModel, elements: int) -> Work:
 
 SIDE = 16
 """Both sides of what a rank multiplies by must divide by it, and what it sums over is filled up to a multiple."""
-_ROUNDING, _ROUNDING_AS_BEFORE = 18, 20
+_ROUNDING, _ROUNDING_AS_BEFORE = 18, 21
 """Operators of one matrix: by the scale of its largest magnitude, and by one that is there ("delayed")."""
 _PASSES, _PASSES_AS_BEFORE = 13, 35
 """Bytes that they read and write for each element."""
@@ -94,7 +94,8 @@ def rounding(product: Product, wire: CommModel) -> Work:
 
     def one(height: int, width: int, scales: int) -> Work:
         if delayed:
-            return Work(operators=_ROUNDING_AS_BEFORE, touched=_PASSES_AS_BEFORE * height * width + _BESIDE_AS_BEFORE)
+            beside = 4 * height + _BESIDE_AS_BEFORE  # magnitudes of rows are written and read
+            return Work(operators=_ROUNDING_AS_BEFORE, touched=_PASSES_AS_BEFORE * height * width + beside)
         of_scales = _OF_SCALE * (scales if rowwise else 1) + _BESIDE
         return Work(operators=_ROUNDING, touched=_PASSES * height * width + of_scales)
 
