@@ -273,7 +273,7 @@ def listed(counts: Tensor, which: Tensor) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 7}, {"causal": True, "window": 20}])
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("asked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_flex_on_a_cpu(options: dict[str, Any], asked: bool) -> None:
     """Its forward alone, without a compiled kernel."""
     sequences = Sequences.from_lengths(LENGTHS)
