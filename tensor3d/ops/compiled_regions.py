@@ -73,7 +73,8 @@ class CompiledRegions:
         """`region(*inputs)`, without a graph.
 
         Args:
-            region: a function at the top of a module. It changes no input, and returns none.
+            region: a function at the top of a module. It returns no input, and changes none but contiguous ones; on
+                GPUs such as begin at a multiple of 16 bytes, of others it may be given copies.
             inputs: what is no tensor is part of the compiled code, and what is compiled is kept: a number that changes
                 is to be a tensor of no dims. Of tensors with two dims and more the last but one counts rows, of which
                 there may be another number each time; all else of their shapes stays.
@@ -109,6 +110,11 @@ class CompiledRegions:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
+
+
+def as_written(region: Callable[..., R], *inputs: Any) -> R:
+    """Runs a region, and compiles nothing: in place of a cube's `CompiledRegions`."""
+    return region(*inputs)
 
 
 def compile_region(region: Callable[..., R], backend: Callable[..., Any]) -> Callable[..., R]:

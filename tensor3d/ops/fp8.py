@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensor3d.ops.as_type import as_type, without_autocast
+from tensor3d.ops.compiled_regions import as_written
 from tensor3d.ops.products import product
 from tensor3d.torch_private import scaled_mm
 
@@ -74,10 +75,6 @@ def scale_of(largest: Tensor, kind: torch.dtype) -> Tensor:
     return (exponent.clamp_(min=1) << 23).view(torch.float32)  # 2^-126 also where all is 0
 
 
-def _as_written(region: Callable[..., Any], *inputs: Any) -> Any:
-    return region(*inputs)
-
-
 class Rounded(NamedTuple):
     """A matrix in FP8."""
 
@@ -92,7 +89,7 @@ class Rounded(NamedTuple):
 
 
 def rounded(
-    x: Tensor, kind: torch.dtype, scale: Tensor | None, regions: Callable[..., Any] = _as_written
+    x: Tensor, kind: torch.dtype, scale: Tensor | None, regions: Callable[..., Any] = as_written
 ) -> tuple[Rounded, Tensor]:
     """x in FP8 by a scale that is there already, in one pass over memory; and its largest magnitude.
 
@@ -107,7 +104,7 @@ def rounded(
     """
     if not x.numel():
         return Rounded(x.to(kind), x.new_ones((), dtype=torch.float32)), x.new_zeros((), dtype=torch.float32)
-    run, flat = regions if has_kernel(x.device) else _as_written, x.is_contiguous()
+    run, flat = regions if has_kernel(x.device) else as_written, x.is_contiguous()
     laid = x if flat else x.t()
     if scale is None:
         values, scale, largest = run(_round_now, laid, kind)
@@ -137,7 +134,7 @@ def fp8_product(
     *,
     kind: torch.dtype = E4M3,
     fast: bool = False,
-    regions: Callable[..., Any] = _as_written,
+    regions: Callable[..., Any] = as_written,
 ) -> Tensor:
     """`a @ b + bias` of a and b rounded to FP8, inside of autograd functions, without a graph.
 
@@ -159,7 +156,7 @@ def fp8_product(
     if not (a.numel() and b.numel()):
         return product(a, b, bias)
     rowwise = scaling == "rowwise"
-    run = regions if has_kernel(a.device) else _as_written
+    run = regions if has_kernel(a.device) else as_written
     of_a = Rounded(*_quantised(a, 1 if rowwise else None, kind, run))
     of_b = Rounded(*_quantised(b, 0 if rowwise else None, E4M3, run))
     return product_of_rounded(of_a, of_b, a.dtype, bias, fast=fast)

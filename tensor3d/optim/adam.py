@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,14 @@ class ParamGroupShards:
     """Logical tensors that are cut as these blocks are: of them `owns_for_norm` is to be asked."""
     steps: list[Tensor]
     """Scalars, fp32: steps that were done, without the skipped ones."""
+
+    def some(self, numbers: Sequence[int]) -> ParamGroupShards:
+        """Those blocks alone."""
+        lists: Mapping[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name != "group"
+        }
+        chosen: Any = {name: [values[number] for number in numbers] for name, values in lists.items()}
+        return replace(self, **chosen)
 
 
 class ShardedAdamBase(Optimizer):
@@ -161,10 +169,7 @@ class ShardedAdamBase(Optimizer):
 
     def _adam(self, blocks: ParamGroupShards, into: list[Tensor], *, lr: float, weight_decay: float) -> None:
         """Moves the moments, and `into` by Adam's step: torch's own kernel, in one launch for all blocks."""
-        if self.found_inf is None:
-            torch._foreach_add_(blocks.steps, 1)
-        else:  # a list: a lone scalar tensor would be read on the host
-            torch._foreach_add_(blocks.steps, [1 - self.found_inf] * len(blocks.steps))
+        self._count(blocks)
         beta1, beta2 = blocks.group["betas"]
         fused_adamw_(
             into,
@@ -182,6 +187,13 @@ class ShardedAdamBase(Optimizer):
             maximize=False,
             found_inf=self.found_inf,
         )
+
+    def _count(self, blocks: ParamGroupShards) -> None:
+        """A step more of each, unless it is skipped."""
+        if self.found_inf is None:
+            torch._foreach_add_(blocks.steps, 1)
+        else:  # a list: a lone scalar tensor would be read on the host
+            torch._foreach_add_(blocks.steps, [1 - self.found_inf] * len(blocks.steps))
 
     def _blocks(self, group: Group) -> list[ParamGroupShards]:
         """One for each type: a kernel takes tensors of one type."""

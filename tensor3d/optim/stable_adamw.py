@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tensor3d.distributed.collectives import all_reduce
 from tensor3d.optim.adam import Group, ParamGroupShards
-from tensor3d.optim.lamb import TensorwiseAdam
+from tensor3d.optim.tensorwise import TensorwiseAdam, move_moments, sum_squares
 
 
 class StableAdamW(TensorwiseAdam):
@@ -23,7 +23,8 @@ class StableAdamW(TensorwiseAdam):
     step as much shorter. Means are those of logical tensors: one all-reduce of a number a tensor in a step. ModernBERT
     trains with it instead of clipping by the norm.
 
-    Beside the state, which is AdamW's, a step needs room for two more copies of this rank's parameters.
+    Beside the state, which is AdamW's, a step needs room for two more copies of this rank's parameters; where the cube
+    compiles regions (`ExecutionPolicy.compile`), of vectors alone.
 
     Args, Raises: see `ShardedAdamBase`.
     """
@@ -31,19 +32,19 @@ class StableAdamW(TensorwiseAdam):
     def _scales(self, group: Group) -> bool:
         return True
 
-    def _ratios(self, scaled: Sequence[ParamGroupShards], updates: Sequence[list[Tensor]]) -> list[Tensor]:
+    def _summands(self, blocks: ParamGroupShards, updates: list[Tensor]) -> list[list[Tensor]]:
+        return [_against_second_moment(blocks)]
+
+    def _measured(self, run: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return run(surprise, *inputs)
+
+    def _factors(self, sums: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
         """1 / max(1, rms) of each logical tensor."""
-        parameters = [p for blocks in scaled for p in blocks.parameters]
-        if not parameters:
-            return []
-        lie = [each for blocks in scaled for each in blocks.lie]
-        squares = self._squares(lie, [each for blocks in scaled for each in _against_second_moment(blocks)])
-        sums = all_reduce(squares, self.cube.over("data", "x", "y", "z")).wait()
-        means = torch._foreach_div(list(sums.unbind()), [float(p.numel()) for p in parameters])
+        means = torch._foreach_div(list(sums[0].unbind()), [float(p.numel()) for p in parameters])
         torch._foreach_sqrt_(means)
         torch._foreach_clamp_min_(means, 1.0)
         torch._foreach_reciprocal_(means)
-        return list(means)
+        return torch.stack(means)
 
 
 def _against_second_moment(blocks: ParamGroupShards) -> list[Tensor]:
@@ -58,3 +59,19 @@ def _against_second_moment(blocks: ParamGroupShards) -> list[Tensor]:
     torch._foreach_reciprocal_(against)
     torch._foreach_mul_(against, blocks.gradients)
     return against
+
+
+def surprise(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    numbers: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> Tensor:
+    """A region: moves the moments of a block, and gives the sum of g^2 / max(v / bias2, eps^2), (1,)."""
+    g, _, v = move_moments(g, m, v, numbers, beta1, beta2)
+    return sum_squares(g / (v / numbers[1]).sqrt().clamp_min(eps)).view(1)

@@ -69,8 +69,8 @@ def steps(optimizer: Optimizer, zoo: Zoo, cube: Cube) -> None:
 def _all_kinds(shape: Shape) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)
     errors = {}
-    for kind in KINDS:
-        cube, zoo, optimizer = make(kind, shape, shard_over_data=True)
+    for kind, regions in (*((kind, False) for kind in KINDS), ("lamb", True)):
+        cube, zoo, optimizer = make(kind, shape, regions=regions, shard_over_data=True)
         with cube.traffic.counting() as count:
             steps(optimizer, zoo, cube)
         check_copies(dict(zoo.named_parameters()), cube)
@@ -84,7 +84,7 @@ def _all_kinds(shape: Shape) -> dict[str, float]:
             assert held.pop() <= most
         plain_cube, plain_zoo, plain = make(kind, shape)
         steps(plain, plain_zoo, plain_cube)
-        errors[kind] = worst(everything(zoo, optimizer), everything(plain_zoo, plain))
+        errors[f"{kind}, {regions}"] = worst(everything(zoo, optimizer), everything(plain_zoo, plain))
     return errors
 
 

@@ -44,8 +44,13 @@ def paper() -> tuple[dict[str, Tensor], list[float]]:
 
 
 def _errors(shape: Shape) -> dict[str, float]:
+    """By regions, and without."""
+    return {f"{name}, {ways}": error for ways in (False, True) for name, error in _some_errors(shape, ways).items()}
+
+
+def _some_errors(shape: Shape, regions: bool) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)
-    cube, zoo, optimizer = make("stable_adamw", shape, DECAY)
+    cube, zoo, optimizer = make("stable_adamw", shape, DECAY, regions)
     with cube.traffic.counting() as count:
         for step in range(STEPS):
             give(zoo, cube, gradients(step))

@@ -32,6 +32,8 @@ from tests.tied_weight_model import Tied
 
 Shape = tuple[int, int, int, int]
 kinds = pytest.mark.parametrize("kind", KINDS)
+WAYS = [("adamw", False), ("lamb", False), ("lamb", True), ("stable_adamw", False), ("stable_adamw", True)]
+ways = pytest.mark.parametrize(("kind", "regions"), WAYS)
 
 
 # AdamW
@@ -67,10 +69,10 @@ def test_adamw_is_torchs_on_one_device() -> None:
 # Steps that are skipped
 
 
-def _skipping(kind: str, shape: Shape) -> dict[str, bool]:
+def _skipping(kind: str, shape: Shape, regions: bool) -> dict[str, bool]:
     """Steps 0, 1 and 2 with skipped ones before, between and after, and the same steps alone."""
-    cube, zoo, optimizer = make(kind, shape)
-    _, plain_zoo, plain = make(kind, shape)
+    cube, zoo, optimizer = make(kind, shape, regions=regions)
+    _, plain_zoo, plain = make(kind, shape, regions=regions)
     done, skipped = (torch.tensor(value, dtype=torch.float32) for value in (0.0, 1.0))
     found = {}
 
@@ -96,29 +98,29 @@ def _skipping(kind: str, shape: Shape) -> dict[str, bool]:
 
 
 def _both_skipping() -> dict[str, bool]:
-    return {f"{kind}, {what}": ok for kind in KINDS for what, ok in _skipping(kind, (2, 2, 1, 1)).items()}
+    return {f"{way}, {what}": ok for way in WAYS for what, ok in _skipping(way[0], (2, 2, 1, 1), way[1]).items()}
 
 
 def test_a_skipped_step_never_was_on_ranks() -> None:
     results = run_ranks(4, _both_skipping)
     found = {what: all(result[what] for result in results if "harm" not in what) for what in results[0]}
     assert all(found.values()), found
-    for kind in KINDS:
-        assert any(result[f"{kind}, the gradients would have done harm"] for result in results)
+    for way in WAYS:
+        assert any(result[f"{way}, the gradients would have done harm"] for result in results)
 
 
-@kinds
+@ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_skipped_step_never_was(kind: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+def test_a_skipped_step_never_was(kind: str, regions: bool, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     if dtype == torch.float64:
         request.getfixturevalue("double")
-    found = _skipping(kind, (1, 1, 1, 1))
+    found = _skipping(kind, (1, 1, 1, 1), regions)
     assert all(found.values()), found
 
 
-@kinds
-def test_the_host_waits_for_nothing(kind: str) -> None:
-    cube, zoo, optimizer = make(kind, (1, 1, 1, 1))
+@ways
+def test_the_host_waits_for_nothing(kind: str, regions: bool) -> None:
+    cube, zoo, optimizer = make(kind, (1, 1, 1, 1), regions=regions)
     optimizer.found_inf = torch.tensor(0.0)
     give(zoo, cube, gradients_of(0))
     with NoWaiting():
@@ -130,9 +132,9 @@ def test_the_host_waits_for_nothing(kind: str) -> None:
 # What torch's optimisers promise
 
 
-@kinds
-def test_parameters_without_a_gradient_stay(kind: str) -> None:
-    cube, zoo, optimizer = make(kind, (1, 1, 1, 1))
+@ways
+def test_parameters_without_a_gradient_stay(kind: str, regions: bool) -> None:
+    cube, zoo, optimizer = make(kind, (1, 1, 1, 1), regions=regions)
     give(zoo, cube, gradients_of(0))
     zoo.up.grad = None
     before = zoo.up.detach().clone()

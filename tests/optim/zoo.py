@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensor3d import Cube, distribute, local
 from tensor3d.optim import AdamW, Lamb, StableAdamW, decay_groups
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
+from tests.single_device_reference import fused
 
 KINDS: dict[str, type[Any]] = {"adamw": AdamW, "lamb": Lamb, "stable_adamw": StableAdamW}
 BETAS, EPS = (0.8, 0.95), 1e-6
@@ -77,9 +78,13 @@ def spoiled(step: int) -> dict[str, Tensor]:
 
 
 def make(
-    kind: str, shape: tuple[int, int, int, int], weight_decay: float = 0.1, **options: Any
+    kind: str, shape: tuple[int, int, int, int], weight_decay: float = 0.1, regions: bool = False, **options: Any
 ) -> tuple[Cube, Zoo, AdamW | Lamb | StableAdamW]:
-    cube = Cube(*shape)
+    """
+    Args:
+        regions: the steps that a compiling cube has, as they are written.
+    """
+    cube = fused(Cube(*shape)) if regions else Cube(*shape)
     zoo = Zoo(cube)
     groups = decay_groups(zoo, weight_decay)
     return cube, zoo, KINDS[kind](groups, cube, lr=rate(0), betas=BETAS, eps=EPS, **options)

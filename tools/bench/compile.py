@@ -20,11 +20,21 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from models.bert import PRESETS, BertConfig, BertForPreTraining
-from tensor3d import Cube, CubeShape, ExecutionPolicy, LayerNorm3D, MixedPrecisionPolicy, constant, cross_entropy
+from tensor3d import (
+    Cube,
+    CubeShape,
+    ExecutionPolicy,
+    LayerNorm3D,
+    MixedPrecisionPolicy,
+    TransformerLayer3D,
+    constant,
+    cross_entropy,
+)
 from tensor3d.distributed import process_group
 from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.ops.activations import activated
 from tensor3d.ops.dropout import drop
+from tensor3d.optim import Lamb, StableAdamW, decay_groups
 from tensor3d.sharding.param_layout import local, vector
 from tools.bench.harness.benchmark import Benchmark, Count, Report, cubes_of, listed
 from tools.bench.harness.figures import (
@@ -148,7 +158,8 @@ class CompileTrial(Trial):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The regions of `bench compile`, each alone, forward and backward: as a layer calls them, eager and compiled.
+# The regions of `bench compile`, each alone, forward and backward: as a layer calls them, eager and compiled. And those
+# of the optimisers that have some, a step of them.
 #
 # M tokens, R masked ones, H hidden size, I inner size, V vocabulary
 
@@ -158,7 +169,7 @@ class RegionFacts:
     """A region on one side."""
 
     elements: int
-    """Of its largest input."""
+    """Of its largest input; of the optimisers, of all parameters."""
     first: float
     """Seconds of its first call in each direction, which compiles it."""
 
@@ -166,7 +177,7 @@ class RegionFacts:
 @dataclass(frozen=True, kw_only=True)
 class _Region:
     elements: int
-    call: Callable[[], None]
+    call: Callable[[], object]
 
 
 class RegionTrial(Trial):
@@ -226,7 +237,10 @@ def regions(work: Work, cube: Cube, dtype: torch.dtype) -> dict[str, _Region]:
             lambda: add_dropped(a, b, p, cube, "z") if compiled else a + drop(b, p),
             [a, b],
         )
-    return {name: _region(forward, leaves) for name, (forward, leaves) in found.items()}
+    made = {name: _region(forward, leaves) for name, (forward, leaves) in found.items()}
+    if dtype == torch.float32:  # as parameters are whatever products compute in
+        made |= {f"{kind.__name__}, a step": _optimizer(kind, c, cube) for kind in (Lamb, StableAdamW)}
+    return made
 
 
 class _Biased(torch.autograd.Function):
@@ -240,6 +254,15 @@ class _Biased(torch.autograd.Function):
     def backward(ctx: object, dy: Tensor) -> tuple[Tensor, None, None]:
         dy.sum(0, dtype=torch.float32)
         return dy, None, None
+
+
+def _optimizer(kind: type[Lamb | StableAdamW], c: BertConfig, cube: Cube) -> _Region:
+    """A step of one layer's parameters."""
+    layer = TransformerLayer3D(c.hidden, c.heads, cube, inner=c.inner_size)
+    for parameter in layer.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = kind(decay_groups(layer, 0.01), cube, lr=1e-4)
+    return _Region(elements=sum(p.numel() for p in layer.parameters()), call=optimizer.step)
 
 
 def _leaf(rows: int, columns: int, cube: Cube, dtype: torch.dtype) -> Tensor:

@@ -29,6 +29,7 @@ from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.ops.activations import Activation
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.fp8 import Scaling
+from tensor3d.optim import Lamb, StableAdamW
 from tensor3d.torch_private import tree_leaves, tree_map_only
 from tools.bench.harness.absent_gpu import Architecture, Operand, RegionCode, compile_for, missing_triton
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
@@ -49,7 +50,7 @@ _DEVICE = torch.device("meta")
 class KernelsCommand(Benchmark[list[CubeShape]]):
     """Compile every region of ours (`ExecutionPolicy.compile`) for a GPU that need not be there, down to its machine
     code, and tell what has become of it. The regions are those that BERT, ELECTRA, GPT and a vision transformer call
-    in training and evaluation. It needs Triton."""
+    in training and evaluation, and LAMB and StableAdamW in a step. It needs Triton."""
 
     preset: str = "large"
     """Size of BERT; the other models have its columns and heads."""
@@ -263,12 +264,14 @@ def _models(config: BertConfig) -> list[Callable[[Cube], nn.Module]]:
 
 
 def _call(make: Callable[[Cube], nn.Module], cube: Cube, rows: int) -> None:
-    """Both ways of one model, and that of evaluation, on rank 0."""
+    """Both ways of one model, steps of its largest matrix, and the way of evaluation, on rank 0."""
     with cube.skip_init():
         model: Any = make(cube)
     given = model.example(rows * cube.shape.planes * cube.shape.z)
     found = model.train()(**given)
     (found if isinstance(found, Tensor) else found.loss).backward()
+    for optimizer in (Lamb, StableAdamW):
+        optimizer([max(model.parameters(), key=lambda each: each.numel())], cube, lr=1e-3).step()
     with torch.no_grad():
         model.eval()(**given)
 

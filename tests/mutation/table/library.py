@@ -285,10 +285,24 @@ MUTATIONS = (
     ),
     Mutation(
         "lamb-without-decay",
-        "tensor3d/optim/lamb.py",
+        "tensor3d/optim/tensorwise.py",
         old='torch._foreach_mul(blocks.weights, blocks.group["weight_decay"])',
         new="torch._foreach_mul(blocks.weights, 0.0)",
         tests=("tests/optim/test_lamb.py::test_one_device_without_a_process_group",),
+    ),
+    Mutation(
+        "regions-step-where-a-step-is-skipped",
+        "tensor3d/optim/tensorwise.py",
+        old="w.copy_(torch.where(numbers[3] == 1, before,",
+        new="w.copy_(torch.where(numbers[3] == 2, before,",
+        tests=("tests/optim/test_steps.py::test_a_skipped_step_never_was",),
+    ),
+    Mutation(
+        "narrow-weights-are-not-stepped",
+        "tensor3d/optim/tensorwise.py",
+        old="return weight.element_size() < 4 and",
+        new="return False and",
+        tests=("tests/optim/test_tensorwise.py::test_blocks_of_rows_go_through_regions_others_not",),
     ),
     Mutation(
         "stable-adamw-clips-nothing",

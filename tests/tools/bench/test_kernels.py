@@ -51,6 +51,11 @@ def given(tree: ast.Module) -> Iterator[str]:
         for node in ast.walk(function):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 variables[node.targets[0].id] = names_in(node.value)
+            elif isinstance(node, ast.arg):
+                variables[node.arg] = set()
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                variables.setdefault(node.id, set())
         for node in ast.walk(function):
             if (
                 isinstance(node, ast.Call)
@@ -92,6 +97,8 @@ def test_every_region_of_the_source_is_collected() -> None:
         ("def f(x): ...\ndef h(x): ...\ndef g(c):\n    r = f if c else h\n    c.cube.regions(r, 1)", {"f", "h"}),
         ("def f(x): ...\ndef g(cube): len(f)\ndef h(x): g(f)", set()),
         ("def f(x): ...\ndef g(cube): cube.regions(1, f)", set()),
+        ("def f(x): ...\ndef g(cube, f): cube.regions(f, 1)", set()),
+        ("def f(x): ...\ndef g(cube, given):\n    for f in given: cube.regions(f, 1)", set()),
     ],
 )
 def test_a_region_is_found_in_the_source(text: str, found: set[str]) -> None:
