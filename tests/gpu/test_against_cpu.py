@@ -24,7 +24,7 @@ from models.gpt import lay as lay_texts
 from models.vit import Vit, VitConfig, pack_images
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_, local
 from tensor3d.checkpoint import load, save
-from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
+from tensor3d.optim import AdamW, GradScaler, Lamb, StableAdamW, decay_groups
 from tensor3d.optim.clip_grad import clip_gradients
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.single_device_reference import full
@@ -150,12 +150,14 @@ def test_recomputing_gives_the_same_gradients(recompute: str) -> None:
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("kind", [AdamW, Lamb])
-def test_optimisers_take_the_steps_of_a_cpu(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "compiled"), [(AdamW, False), (Lamb, False), (Lamb, True), (StableAdamW, False), (StableAdamW, True)]
+)
+def test_optimisers_take_the_steps_of_a_cpu(kind: Any, compiled: bool) -> None:
     """Three steps of clipped gradients, fp32 on both."""
     found = []
     for device in ("cpu", "cuda"):
-        cube = Cube.single(device)
+        cube = Cube.single(device, speed=ExecutionPolicy(compile=compiled and device == "cuda"))
         model = made(bert, cube)
         before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
         optimizer = kind(decay_groups(model, 0.01), cube, lr=1e-2)

@@ -75,7 +75,7 @@ def test_blocks_of_rows_go_through_regions_others_not(kind: type[Lamb | StableAd
 @pytest.mark.slow  # for the seconds that a compiler takes
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_the_same_and_keep_nothing(kind: type[Lamb | StableAdamW]) -> None:
-    """One code for blocks of the same columns and for any rate; and no memory of the size of the parameters."""
+    """One code for blocks of the same columns and for any rate; and no memory but, at most, of one block."""
     cube = Cube.single(speed=ExecutionPolicy(compile=True))
     weights = parameters()
     twins = copy.deepcopy(weights)
@@ -84,9 +84,9 @@ def test_compiled_steps_are_the_same_and_keep_nothing(kind: type[Lamb | StableAd
     got, wanted = values(compiled), values(steps(kind, twins, Cube.single()))
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(got, wanted, strict=True))
     assert len(cube.regions._made) == 2 * len({size[-1] for size in SIZES if len(size) > 1})
-    large = [nn.Parameter(torch.randn(1024, 256)) for _ in range(4)]
+    large = [nn.Parameter(torch.randn(512, 128)) for _ in range(16)]
     for each in large:
         each.grad = torch.randn_like(each)
     optimizer = kind(large, cube, lr=0.1)
     optimizer.step()
-    assert peak_on(CPU, optimizer.step) < 0.05 * sum(each.nbytes for each in large)
+    assert peak_on(CPU, optimizer.step) < 0.1 * sum(each.nbytes for each in large)
