@@ -22,7 +22,7 @@ from tensor3d.ops.as_type import as_type
 from tensor3d.ops.compiled_regions import as_written
 from tensor3d.optim.adam import Group, ParamGroupShards, ShardedAdamBase
 from tensor3d.sharding.param_layout import owns_for_norm
-from tensor3d.torch_private import fused_sgd_
+from tensor3d.torch_private import FakeTensor, fused_sgd_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,11 @@ def _fits(blocks: ParamGroupShards, number: int) -> bool:
     """Whether a block is one for regions: rows and columns, of its own memory, which they write to."""
     written = (blocks.weights[number], blocks.exp_avg[number], blocks.exp_avg_sq[number])
     shape = written[0].shape
-    return len(shape) > 1 and shape[-2] > 1 and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in written)
+    return len(shape) > 1 and shape[-2] > 1 and all(map(_can_be_written, written))
+
+
+def _can_be_written(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and type(tensor) is not FakeTensor and tensor.data_ptr() % 16 == 0
 
 
 def _lacks_a_kernel(weight: Tensor) -> bool:

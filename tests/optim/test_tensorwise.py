@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensor3d import Cube, ExecutionPolicy
 from tensor3d.ops.compiled_regions import CompiledRegions
@@ -70,6 +71,17 @@ def test_blocks_of_rows_go_through_regions_others_not(kind: type[Lamb | StableAd
     assert named.calls == 3 * [(name, count) for name in (first, "second_way") for count in rows]
     close = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 3e-2}[dtype]
     assert all(torch.allclose(a, b, rtol=close, atol=close) for a, b in zip(got, wanted, strict=True))
+
+
+def test_stand_ins_go_the_way_that_plans_expect() -> None:
+    """Nobody asks where they lie, which they warn of."""
+    cube = fused(Cube.single())
+    cube.regions = named = Named()
+    with FakeTensorMode():
+        weight = nn.Parameter(torch.empty(8, 8))
+        weight.grad = torch.empty(8, 8)
+        Lamb([weight], cube, lr=0.1).step()
+    assert named.calls == []
 
 
 @pytest.mark.slow  # for the seconds that a compiler takes
