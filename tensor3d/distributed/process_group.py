@@ -393,8 +393,11 @@ class CubeGroups:
         assert store is not None, "groups are added with it"
         try:
             _arrive(store, "done", dist.get_world_size())
+            main = threading.main_thread()
             while not store.check(["done"]):  # no `wait`: the main thread may need the connection
-                time.sleep(pause)
+                main.join(pause)
+                if not main.is_alive():  # the process ends, and with it the groups
+                    return
                 pause = min(2 * pause, 0.5)
         except (RuntimeError, ValueError):  # the job ends
             return
@@ -440,23 +443,25 @@ def forget_meshes_at_end() -> None:
     midst of an operator. What has to wait is done by a thread, also for plans that hold one another and a mesh."""
     forget_shardings(dispatching=True)
     _clear_lru_caches()
-    threading.Thread(target=_forget_soon, name="end of a cube", daemon=True).start()
+    # No daemon: Python waits for it before it takes the interpreter apart, under which a collection that frees tensors
+    # would end the process by SIGABRT.
+    threading.Thread(target=_forget_soon, name="end of a cube").start()
 
 
 def _forget_soon() -> None:
-    pause = 0.001
-    while True:
-        time.sleep(pause)
+    main, pause = threading.main_thread(), 0.001
+    while main.is_alive():  # else the process ends, and all goes with it
+        main.join(pause)
         if _between_operators(forget_shardings):
-            break
+            _clear_lru_caches()
+            gc.collect()
+            return
         pause = min(2 * pause, 0.008)
-    _clear_lru_caches()
-    gc.collect()
 
 
 def _between_operators(action: Callable[[], None]) -> bool:
     """Has the main thread call it between two steps of its Python code, and waits for that; whether it was done: not
-    where an operator of DTensor, or the end of a cube, is under way there."""
+    where an operator of DTensor, or the end of a cube, is under way there, and not where the main thread has ended."""
     ran, done = threading.Event(), []
 
     def call(_: object) -> int:
@@ -469,7 +474,10 @@ def _between_operators(action: Callable[[], None]) -> bool:
     pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
     if ctypes.pythonapi.Py_AddPendingCall(pending, None) != 0:  # too many wait
         return False
-    ran.wait()  # also because `pending` must live until it is called
+    while not ran.wait(0.05):
+        if not threading.main_thread().is_alive():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pending))  # what calls it on the way out must find it
+            return False
     return bool(done)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,3 +134,33 @@ def _closed() -> tuple[str, bool]:
 def test_a_closed_cube_sends_nothing_and_says_so() -> None:
     for _, connected in run_ranks(4, _closed):
         assert connected, "the process group is not the cube's"
+
+
+# The end of a process that has let go of a cube a moment before.
+PROGRAM = """
+import gc, sys, threading
+import torch, torch.distributed as dist
+from tensor3d import Cube
+gc.disable()
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+class Ring: ...
+for _ in range(200_000):
+    ring = Ring()
+    ring.itself, ring.tensor = ring, torch.empty(1)
+del ring
+gc.freeze()
+Cube(1, 1, 1)
+gc.collect()
+gc.unfreeze()
+begun = threading.Event()
+gc.callbacks.append(lambda phase, _: begun.set())
+while not begun.wait(0.001):  # what the thread wants done between operators is done here
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_well_while_what_a_cube_left_is_collected(tmp_path: Path) -> None:
+    """Tensors that a thread frees while Python is taken apart end the process by SIGABRT."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "store")], capture_output=True, timeout=99)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -210,6 +210,13 @@ MUTATIONS = (
         tests=("tests/distributed/test_collectives.py",),
     ),
     Mutation(
+        "what-a-cube-left-is-collected-while-the-process-ends",
+        "tensor3d/distributed/process_group.py",
+        old='threading.Thread(target=_forget_soon, name="end of a cube").start()',
+        new='threading.Thread(target=_forget_soon, name="end of a cube", daemon=True).start()',
+        tests=("tests/distributed/test_many_cubes.py::test_a_process_ends_well_while_what_a_cube_left_is_collected",),
+    ),
+    Mutation(
         "buckets-forget-what-was-held-back",
         "tensor3d/distributed/grad_reducer.py",
         old="whole = replace(held, owned=False)",
