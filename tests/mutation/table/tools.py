@@ -58,6 +58,13 @@ MUTATIONS = (
         tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
+        "flex-attention-backward-is-not-compiled",
+        "tools/bench/kernels.py",
+        old="for backward in (False, True) for kind in kinds",
+        new="for backward in (False, False) for kind in kinds",
+        tests=(f"{KERNELS}::test_flex_attention_is_compiled_in_each_type_mask_and_direction",),
+    ),
+    Mutation(
         "filters-shortest-is-too-short",
         "tools/corpus/extract/filters.py",
         old="if len(text) < self.min_characters:",
