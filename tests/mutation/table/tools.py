@@ -58,6 +58,13 @@ MUTATIONS = (
         tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
+        "what-fp8-has-cut-off-is-not-told",
+        "tools/training/loop.py",
+        old="        trainer.note_what_was_cut_off()\n",
+        new="",
+        tests=("tests/tools/training/test_loop.py",),
+    ),
+    Mutation(
         "flex-attention-backward-is-not-compiled",
         "tools/bench/kernels.py",
         old="for backward in (False, True) for kind in kinds",
