@@ -58,6 +58,13 @@ MUTATIONS = (
         tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
+        "fp8-history-of-a-recipe-is-forgotten",
+        "tools/training/factory.py",
+        old=", fp8_history=recipe.fp8_history)",
+        new=")",
+        tests=("tests/tools/training/test_speed_recipe.py::test_the_history_of_delayed_scaling_reaches_the_cube",),
+    ),
+    Mutation(
         "what-fp8-has-cut-off-is-not-told",
         "tools/training/loop.py",
         old="        trainer.note_what_was_cut_off()\n",
