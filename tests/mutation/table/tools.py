@@ -58,6 +58,13 @@ MUTATIONS = (
         tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
+        "gpt-a-run-of-another-tool-is-begun-anew",
+        "tools/gpt/train.py",
+        old="    except ValueError:\n        return False\n",
+        new="    except ValueError:\n        return True\n",
+        tests=("tests/tools/gpt/test_main.py::test_a_run_that_was_broken_off_keeps_nobody_out",),
+    ),
+    Mutation(
         "fp8-history-of-a-recipe-is-forgotten",
         "tools/training/factory.py",
         old=", fp8_history=recipe.fp8_history)",
