@@ -58,6 +58,13 @@ MUTATIONS = (
         tests=(f"{KERNELS}::test_the_widest_of_a_kind_is_compiled",),
     ),
     Mutation(
+        "ctrl-c-among-imports-in-every-program",
+        "tools/__init__.py",
+        old='if sys.argv[0] == "-m":',
+        new="if True:",
+        tests=("tests/tools/common/test_early_end.py",),
+    ),
+    Mutation(
         "gpt-a-run-of-another-tool-is-begun-anew",
         "tools/gpt/train.py",
         old="    except ValueError:\n        return False\n",
