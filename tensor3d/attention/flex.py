@@ -36,7 +36,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     finite = [t.isfinite().flatten(1).all(1) for t in (q, k, v)]
     q, k, v = (torch.where(rows[:, None, None], t, 0) for rows, t in zip(finite, (q, k, v), strict=True))
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))
-    kernel = compiled(_kind(q), _kind(k), _kind(v), _setting(q, call)) if q.device.type in COMPILED_ON else _masked
+    kernel = compiled(_kind(q), _kind(k), _kind(v), _setting(q, call)) if q.device.type in COMPILED_ON else masked
     result = kernel(q, k, v, mask).squeeze(0).transpose(0, 1)
     # One more than there are sequences, for slots that are not used: -1.
     broken = torch.zeros(len(call.sequences.lengths) + 1, dtype=torch.int32, device=q.device)
@@ -45,7 +45,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     return result.masked_fill(harmed[:, None, None], math.nan)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
     """Of (1, h, rows, d). Compiled, it is one kernel; as it is, all scores lie in memory."""
     from torch.nn.attention.flex_attention import flex_attention  # takes its time, and few need it
 
@@ -62,7 +62,7 @@ def compiled(*_: Hashable) -> Callable[[Tensor, Tensor, Tensor, Any], Tensor]:
     written. Of a copy that meets another kind after all it makes as many, and `fullgraph` turns what comes later into
     an error.
     """
-    return torch.compile(own_copy(_masked), dynamic=False, fullgraph=True, options=OPTIONS)
+    return torch.compile(own_copy(masked), dynamic=False, fullgraph=True, options=OPTIONS)
 
 
 def _kind(tensor: Tensor) -> Hashable:

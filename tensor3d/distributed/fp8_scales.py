@@ -10,8 +10,8 @@ What is written down is what backward passes used: an evaluation, and a forward 
 nothing. A magnitude that is not finite is left out: so a step that is skipped for it changes no scale. Where there is
 no history yet, and for frozen products that no gradient passes through, scaling is current, of what a rank holds.
 
-What is known of a weight is kept on it, so a copied model takes it along; checkpoints hold it (`histories`). Tensors
-here are never changed in place: whoever holds a scale keeps it.
+What is known of a weight is kept on it; `Linear3D` gives it to its copies, and to files of whole models; checkpoints
+hold it (`history_tensor`). Tensors here are never changed in place: whoever holds a scale keeps it.
 """
 
 from __future__ import annotations
@@ -141,17 +141,6 @@ def _scales(rows: Tensor, first_gradient: int) -> Tensor:
     most = rows.amax(1)
     split = scale_of(most[:first_gradient], E4M3), scale_of(most[first_gradient:], E5M2)
     return torch.where(most > 0, torch.cat(split), 1.0)
-
-
-def history_of(weight: Tensor) -> object:
-    """What is kept on a weight, to be kept on a copy of it by `keep_history`."""
-    return _history_of(weight)
-
-
-def keep_history(weight: Tensor, history: object) -> None:
-    """Copies of a DTensor take it along, those of an `nn.Parameter` do not."""
-    if isinstance(history, _History):
-        vars(weight)[_KEPT_AS] = history
 
 
 def _history_of(weight: Tensor) -> _History | None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.fp8_scales import history_of, keep_history
+from tensor3d.distributed.fp8_scales import history_tensor, restore_history
 from tensor3d.ops.fp8 import suits_fp8
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
 from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
@@ -182,12 +182,13 @@ class Linear3D(nn.Module):
         return matmul(x, self.weight, self.cube, self.face, self.bias, reshard_after_forward=self.reshard_after_forward)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_fp8_history": history_of(self.weight)}
+        """With what delayed scaling knows of the weight: copies of parameters lose it, and files of them."""
+        return vars(self) | {"_fp8_history": history_tensor(self.weight)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         history = state.pop("_fp8_history", None)
         super().__setstate__(state)
-        keep_history(self.weight, history)
+        restore_history(self.weight, history if isinstance(history, Tensor) else None)
 
     def extra_repr(self) -> str:
         bias = "" if self.bias is not None else ", bias=False"

@@ -25,7 +25,8 @@ class CapturedPass:
     device is part of it.
 
     Gradients lie in memory of the graph, to which `.grad` is set and in which passes add up; `zero_grad` of either kind
-    starts them anew. Construction runs `run` a few times and leaves gradients and random numbers as they were.
+    starts them anew. Construction runs `run` a few times and leaves gradients and random numbers as they
+    were, also where it raises.
 
     Args:
         run: takes the inputs, calls backward and returns what is wanted of the pass, without a graph of autograd.
@@ -54,22 +55,29 @@ class CapturedPass:
         before = [parameter.grad for parameter in self._parameters]
         device = next(iter(inputs.values())).device
         state = torch.cuda.get_rng_state(device)
+        try:
+            self._capture(run, device, pool)
+        finally:  # also after a pass that cannot be captured, which leaves nothing of its own
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
+            torch.cuda.set_rng_state(state, device)
+
+    def _capture(self, run: Callable[..., Tensor], device: torch.device, pool: Any) -> None:
         self._start_gradients(fresh=True)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                run(**self._inputs)
-        torch.cuda.current_stream(device).wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    run(**self._inputs)
+        finally:
+            torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Of this thread alone: by default CUDA refuses meanwhile what other threads need to take memory, such as a
         # loader that pins the next batch, and the capture ends with it.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._result = run(**self._inputs)
         self._gradients = [parameter.grad for parameter in self._parameters]
-        for parameter, gradient in zip(self._parameters, before, strict=True):
-            parameter.grad = gradient
-        torch.cuda.set_rng_state(state, device)
 
     def __call__(self, **inputs: Tensor) -> Tensor:
         """The pass with other numbers. The next call overwrites the result.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import math
 from typing import Any
 
@@ -134,9 +135,12 @@ def test_a_copy_and_what_is_stored_go_on_alike() -> None:
     cube = Cube.single(precision=DELAYED)
     layer = _layer(cube)
     _pass(layer, cube, 3.0)
-    twin, other = copy.deepcopy(layer), _layer(cube)
+    twin, other, file = copy.deepcopy(layer), _layer(cube), io.BytesIO()
     restore_history(other.weight, history_tensor(layer.weight))
-    for each in (twin, other):
+    torch.save(nn.Sequential(layer), file)
+    file.seek(0)
+    (loaded,) = torch.load(file, weights_only=False)
+    for each in (twin, other, loaded):
         assert _pass(each, cube, 2.0, seed=1).equal(_pass(copy.deepcopy(layer), cube, 2.0, seed=1))
         assert _rows(each)[INPUT] == [2.0, 3.0, -1.0]
     assert _rows(layer)[INPUT] == [3.0, -1.0, -1.0]

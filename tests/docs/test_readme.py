@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,60 @@ def test_commands_exist(page: str) -> None:
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
     for file in re.findall(r"launch/[\w./-]+\.(?:sh|toml)", text):
         assert (ROOT / file).exists(), file
+
+
+# --- Files that commands read -----------------------------------------------------------------------------------------
+
+
+def commands_in(text: str) -> tuple[list[list[str]], str]:
+    """Those of a page, in a line of their own or between backticks, by word; and the page without them."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace(" \\\n", " ")
+    pattern = (
+        r"^ {4}(?P<line>(?:python|launch/|make|echo).*)$|`(?P<inside>(?:python|launch/|make) [^`]*|launch/\S+ [^`]*)`"
+    )
+    found = [shlex.split(each["line"] or each["inside"]) for each in re.finditer(pattern, text, re.MULTILINE)]
+    return found, re.sub(pattern, "", text, flags=re.MULTILINE)
+
+
+def strangers(text: str) -> list[str]:
+    """Files and runs that a command reads, and that are neither in the checkout, nor made by a command before, nor the
+    reader's: named "my...", or between backticks where no command stands."""
+    commands, prose = commands_in(text)
+    made, found = set(re.findall(r"`([^`\s]+)`", prose)), []
+    for words in commands:
+        for before, word in zip(["", *words], words, strict=False):
+            converted = words[2:3] == ["tools.convert"] and word is words[-1]
+            if converted or before in ("--output", ">", "--html", "--plot"):
+                made.add(word)
+            elif re.search(r"\.(jsonl?|txt|tsv|toml|bz2|png)$|^runs/", word) and not (
+                (ROOT / word).exists()
+                or Path(word).name.startswith("my")
+                or made & {word, *map(str, Path(word).parents)}
+            ):
+                found.append(word)
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("tut*.md"))]
+)
+def test_a_command_reads_what_is_there(page: str) -> None:
+    assert strangers((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("`python -m tools.packing report --histogram lengths.json`", ["lengths.json"]),
+        ("Needed: `lengths.json`.\n\n    python -m tools.packing report --histogram lengths.json", []),
+        ("    python -m tools.report runs/a", ["runs/a"]),
+        (
+            "    python -m tools.gpt train --output runs/a\n    python -m tools.report runs/a/seed-0",
+            [],
+        ),
+        ("    launch/local.sh \\\n      a.toml --data.source my.txt", ["a.toml"]),
+        ("    echo 1 > a.json\n    python -m tools.plan --cluster a.json", []),
+    ],
+)
+def test_a_file_that_nobody_made_is_found(text: str, found: list[str]) -> None:
+    assert strangers(text) == found

@@ -112,7 +112,7 @@ def test_a_model_of_ones_own_trains_as_on_one_device() -> None:
 
 def commands_of(name: str) -> list[list[str]]:
     text = re.sub(r" \\\n +", " ", page(name))
-    return [shlex.split(line) for line in re.findall(r"^ {4}((?:python|launch/).*)$", text, re.MULTILINE)]
+    return [shlex.split(line) for line in re.findall(r"^ {4}((?:python|launch/|echo).*)$", text, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -163,12 +163,13 @@ def test_somebodys_bert_is_fine_tuned_and_answers(tmp_path: Path, run: Callable[
     ]
     for name in ("train.json", "dev.json"):
         (tmp_path / name).write_text(json.dumps(squad((text, asked))))
-    looked, tuned, once, served, given = commands_of("finetune")
+    looked, tuned, once, written, served, given = commands_of("finetune")
     assert "2 layers" in run(looked)
     sizes = ["--data.max-length", "20", "--data.stride", "4", "--data.question-length", "8", "--run.batch", "4"]
     run([*tuned, *sizes])
     assert "%" in run(once)
-    (tmp_path / "questions.jsonl").write_text(json.dumps({"id": 1, "question": "who went?", "context": text}) + "\n")
+    assert written[-2] == ">"
+    (tmp_path / written[-1]).write_text(written[1])
     run(served)
     assert json.loads((tmp_path / "answers.jsonl").read_text())["id"] == 1
     names: dict[str, Any] = {}

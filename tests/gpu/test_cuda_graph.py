@@ -142,6 +142,41 @@ def test_other_threads_go_on_while_a_pass_is_captured() -> None:
     assert captured(x=torch.full((3,), 2.0, device="cuda")).item() == 6.0
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+    """CPU tensors are taken for a GPU's. What stands in for CUDA's own."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    names = ("Stream", "CUDAGraph", "current_stream", "get_rng_state", "set_rng_state")
+    stand_ins: dict[str, Any] = {name: MagicMock() for name in names} | {"stream": lambda _: nullcontext()} | more
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return stand_ins
+
+
+@pytest.mark.parametrize("failing", [1, 4], ids=["before the capture", "captured"])
+def test_a_pass_that_cannot_be_captured_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    stand_ins = pretend(monkeypatch, graph=lambda *_, **__: nullcontext())
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    before = weights[0].grad = torch.full((3,), 7.0)
+    passes = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        loss = (weights[0] * weights[1] * x).sum()
+        loss.backward()
+        passes.append(loss)
+        if len(passes) == failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return loss.detach()
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CapturedPass(run, {"x": torch.ones(3)}, weights)
+    assert weights[0].grad is before
+    assert before.tolist() == [7.0] * 3
+    assert weights[1].grad is None
+    state = stand_ins["get_rng_state"].return_value
+    assert stand_ins["set_rng_state"].call_args.args[0] is state
+    assert stand_ins["current_stream"].return_value.wait_stream.called, "memory is used again when the pass is over"
+
+
 def test_a_capture_is_of_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as far as it can be seen without a GPU: what CUDA is asked for."""
     asked: dict[str, Any] = {}
@@ -150,11 +185,7 @@ def test_a_capture_is_of_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None
         asked.update(options)
         return nullcontext()
 
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    stand_ins = {"Stream": MagicMock(), "CUDAGraph": MagicMock(), "current_stream": MagicMock(), "graph": graph}
-    stand_ins |= {"stream": lambda _: nullcontext(), "get_rng_state": MagicMock(), "set_rng_state": MagicMock()}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    pretend(monkeypatch, graph=graph)
     CapturedPass(lambda x: x + 1, {"x": torch.ones(3)}, [], pool="a pool")
     assert asked == {"pool": "a pool", "capture_error_mode": "thread_local"}
 

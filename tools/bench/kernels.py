@@ -31,6 +31,7 @@ from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.fp8 import Scaling
 from tensor3d.optim import Lamb, StableAdamW
 from tensor3d.torch_private import tree_leaves, tree_map_only
+from tools.bench.harness.absent_flex import FlexKernel
 from tools.bench.harness.absent_gpu import Architecture, Operand, RegionCode, compile_for, missing_triton
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
 from tools.bench.harness.figures import Column, as_json, table
@@ -82,9 +83,9 @@ class KernelsCommand(Benchmark[list[CubeShape]]):
         return with_sizes(PRESETS[self.preset], layers=1, dropout=0.1, attention_dropout=0.0)
 
     def measure(self, plan: list[CubeShape]) -> Report:
-        calls = widest(
-            collect(self.config, plan, self.rows, scalings=() if self.arch == "sm_80" else get_args(Scaling))
-        )
+        scalings = () if self.arch == "sm_80" else get_args(Scaling)
+        calls: list[Call | FlexCall] = [*widest(collect(self.config, plan, self.rows, scalings=scalings))]
+        calls += flex_calls(self.config, self.rows)
         if self.regions is not None:
             names = listed("--regions", self.regions, sorted({call.name for call in calls}))
             calls = [call for call in calls if call.name in names]
@@ -128,7 +129,14 @@ class KernelFigures:
 
 # --- Which regions there are ------------------------------------------------------------------------------------------
 
-_NAMES = {"bfloat16": "bf16", "float32": "fp32", "int64": "i64", "uint8": "u8", "float8_e4m3fn": "e4m3"}
+_NAMES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "int64": "i64",
+    "uint8": "u8",
+    "float8_e4m3fn": "e4m3",
+}
 _NAMES |= {"float8_e5m2": "e5m2"}
 
 
@@ -162,6 +170,9 @@ class Call:
     def bytes(self) -> int:
         return sum(each.bytes for each in (*self.operands, *self.results))
 
+    def compile(self, architecture: Architecture) -> RegionCode:
+        return compile_for(architecture, self.region, self.inputs)
+
     def __str__(self) -> str:
         """What it takes, without what is not there."""
         runs = [(text, len(list(run))) for text, run in groupby(map(_shown, self.inputs)) if text]
@@ -192,6 +203,37 @@ def _shown(given: Any) -> str:
     return f"{_short(given.dtype)}({','.join(sizes)})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FlexCall(FlexKernel):
+    """FlexAttention's forward, or backward, with what a `Call` has to tell."""
+
+    @property
+    def name(self) -> str:
+        return "flex_backward" if self.backward else "flex"
+
+    @property
+    def largest(self) -> Operand:
+        return Operand(self.dtype, (self.heads, self.rows, self.head_dim))
+
+    @property
+    def bytes(self) -> int:
+        """Of q, k, v and the result, and of all four gradients; and of the logarithms of sums."""
+        sums = 4 * self.heads * self.rows
+        return self.largest.bytes * (8 if self.backward else 4) + sums * (2 if self.backward else 1)
+
+    def __str__(self) -> str:
+        masks = [*(["causal"] if self.causal else []), *([] if self.window is None else [f"window {self.window}"])]
+        return ", ".join([f"{8 if self.backward else 4} {_shown(self.largest)}", *masks])
+
+
+def flex_calls(config: BertConfig, rows: int) -> list[FlexCall]:
+    """In each type with whole sequences, and in bf16 with the other masks that models have."""
+    kinds: list[dict[str, Any]] = [{"dtype": each} for each in (torch.bfloat16, torch.float16, torch.float32)]
+    kinds += [{"dtype": torch.bfloat16, "causal": True}, {"dtype": torch.bfloat16, "window": 65}]
+    sizes: dict[str, Any] = {"rows": rows, "heads": config.heads, "head_dim": config.hidden // config.heads}
+    return [FlexCall(backward=backward, **kind, **sizes) for backward in (False, True) for kind in kinds]
+
+
 class _Noted(CompiledRegions):
     """Keeps what regions are called with. What one has been called with before it need not work out again."""
 
@@ -219,7 +261,7 @@ def collect(
     config: BertConfig,
     shapes: Sequence[CubeShape],
     rows: int,
-    types: Sequence[torch.dtype | None] = (None, torch.bfloat16),
+    types: Sequence[torch.dtype | None] = (None, torch.bfloat16, torch.float16),
     scalings: Sequence[Scaling] = get_args(Scaling),
 ) -> list[Call]:
     """What the models of this repository call in training and evaluation, with that BERT's columns; BERT itself in FP8,
@@ -289,7 +331,9 @@ def widest(calls: Sequence[Call]) -> list[Call]:
 # --- Compiling --------------------------------------------------------------------------------------------------------
 
 
-def compile_all(calls: Sequence[Call], arch: Architecture, processes: int) -> tuple[list[KernelFigures], list[str]]:
+def compile_all(
+    calls: Sequence[Call | FlexCall], arch: Architecture, processes: int
+) -> tuple[list[KernelFigures], list[str]]:
     """In processes of their own; figures in the order of the calls, and what went wrong, in words.
 
     Raises:
@@ -317,15 +361,15 @@ def compile_all(calls: Sequence[Call], arch: Architecture, processes: int) -> tu
     return results, faults
 
 
-def _compiled(call: Call, arch: Architecture) -> RegionCode | str:
+def _compiled(call: Call | FlexCall, arch: Architecture) -> RegionCode | str:
     """Or why it cannot be: errors of compilers do not all travel between processes."""
     try:
-        return compile_for(arch, call.region, call.inputs)
+        return call.compile(arch)
     except Exception as problem:
         return f"{type(problem).__name__}: {problem}"
 
 
-def _figures(call: Call, code: RegionCode) -> KernelFigures:
+def _figures(call: Call | FlexCall, code: RegionCode) -> KernelFigures:
     elements = call.largest.elements
     return KernelFigures(
         region=call.name,

@@ -84,14 +84,24 @@ TOKENIZER, CHECKPOINTS = "tokenizer.model", "checkpoints"
 
 
 def check_new(folder: Path, *, taken: bool) -> None:
-    """Raises ValueError where the folder holds a run, or cannot hold one.
+    """Raises ValueError where the folder holds a run, or cannot hold one. One that was broken off holds nothing that
+    anybody could use: the next one begins anew there.
 
     Args:
         taken: whether it is this process's. Nobody is told to remove what may be another one's, which is named.
     """
     check_folder(folder)
-    if os.path.lexists(folder / _RUN) and (taken or check_unlocked(folder)):
+    if os.path.lexists(folder / _RUN) and (taken or check_unlocked(folder)) and not _is_broken_off(folder):
         raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
+
+
+def _is_broken_off(folder: Path) -> bool:
+    """Whether it is one of ours that did not come to its end, where it saves."""
+    try:
+        read_config(folder)
+    except ValueError:
+        return False
+    return checkpoint.latest(folder / CHECKPOINTS) is None
 
 
 def write_begun(folder: Path, config: GptConfig, tokenizer: Path, facts: Mapping[str, Any]) -> None:

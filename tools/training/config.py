@@ -339,9 +339,12 @@ class PrecisionConfig:
     """Type in which gradients travel to be summed."""
     fp8: Literal["off", "rowwise", "tensorwise", "delayed"] = "off"
     """Linear layers multiply in FP8, beside compute = "bf16" alone: with a scale for each row and column, and gradients
-    of weights in bf16, or with one for each matrix; "delayed": one from its magnitudes in the 16 passes before, which
+    of weights in bf16, or with one for each matrix; "delayed": one from its magnitudes in passes before, which
     checkpoints hold (docs/algorithm.md). On GPUs from Ada and Hopper on by their kernels, elsewhere emulated, which is
     slower than bf16. Kept memory is the same, and so is traffic but for a few numbers a pass where it is delayed."""
+    fp8_history: Annotated[int, AtLeast(1)] = 16
+    """How many passes, one a step; fp8 = "delayed" alone. More: a spike holds the scale up longer; fewer: more is cut
+    off."""
     tf32: bool = True
     """Let GPUs that have TF32 use it for fp32 products."""
     loss_scale: Annotated[float, Positive()] = 65536.0
@@ -561,11 +564,16 @@ def check_kept(keep_budget: int, reshard_after_forward: bool) -> None:
 
 
 def check_fp8(precision: PrecisionConfig) -> None:
-    """Raises ValueError for FP8 beside another type than bf16."""
+    """Raises ValueError for FP8 beside another type than bf16, and for a history of scales that have none."""
     if precision.fp8 != "off" and precision.compute != "bf16":
         raise ValueError(
             f"precision.fp8 = {precision.fp8!r} needs precision.compute = 'bf16', the type of what its kernels return. "
             f"Got {precision.compute!r}."
+        )
+    if precision.fp8 != "delayed" and precision.fp8_history != PrecisionConfig.fp8_history:
+        raise ValueError(
+            f"precision.fp8_history = {precision.fp8_history} is of precision.fp8 = 'delayed' alone. Got fp8 = "
+            f"{precision.fp8!r}. Set that, or leave fp8_history out."
         )
 
 

@@ -29,7 +29,8 @@ class _Computes(Protocol):
 def precision(recipe: PrecisionConfig) -> MixedPrecisionPolicy:
     """The types of a cube. fp32 is what the parameters are, so nothing is converted for it."""
     compute, reduce = (None if name == "fp32" else TYPES[name] for name in (recipe.compute, recipe.reduce))
-    return MixedPrecisionPolicy(compute=compute, reduce=reduce, fp8=None if recipe.fp8 == "off" else recipe.fp8)
+    fp8 = None if recipe.fp8 == "off" else recipe.fp8
+    return MixedPrecisionPolicy(compute=compute, reduce=reduce, fp8=fp8, fp8_history=recipe.fp8_history)
 
 
 def fp8_remarks(model: nn.Module, recipe: PrecisionConfig) -> list[str]:

@@ -82,6 +82,8 @@ class TrainLoop:
     def _boundary(self) -> Ending | None:
         """Evaluation, checkpoint; why the run ends here, if it does."""
         trainer, schedule, state = self._trainer, self._schedule, self._trainer.state
+        trainer.note_what_was_cut_off()
+        self._tell()
         ending: Ending | None = "steps" if state.step >= schedule.steps else None
         improved = False
         due = state.evaluation_due or self._is_due(state.step, schedule.evaluate_every)

@@ -27,7 +27,6 @@ from tools.training.config import TrainConfig
 from tools.training.data import TrainData, held_out_data
 from tools.training.factory import (
     check_attention,
-    fp8_cut,
     fp8_remarks,
     learning_rate,
     make_optimizer,
@@ -268,7 +267,6 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             passes=None if graphed is None else _as_one(graphed),
         )
         self.state.remarks += fp8_remarks(self.model, recipe.precision)
-        self._fp8_cut = 0  # as was told
         self._spikes = LossSpikeDetector(factor=recipe.run.loss_spike)
         self._peak = recipe.run.peak_tflops * 1e12 or peak(cube.device, peak_type(recipe.precision))
         self._compared_epoch = 0  # by the feed
@@ -329,8 +327,6 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
         state = self.state
         state.seconds = time.monotonic() - state.began
-        self._fp8_cut, told = fp8_cut(self.cube, self._fp8_cut)
-        state.remarks += told
         progress = run_facts(self.recipe, self.needed_corpus) | state.to_dict()
         self.at("checkpoint")
         state.stall += checkpoints.save(state.step, self.model, self.optimizer, progress, self._extra(), wait=wait)

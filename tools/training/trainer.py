@@ -18,6 +18,7 @@ from tensor3d.distributed.object_collectives import check_copies
 from tensor3d.distributed.watchdog import Watchdog
 from tensor3d.optim import GradScaler, LRSchedule
 from tensor3d.optim.adam import ShardedAdamBase
+from tools.training.factory import fp8_cut
 from tools.training.metrics import EarlyStopping, EvaluationRecord, StepRecord
 from tools.training.profiling import StepProfiler
 from tools.training.step import B, Objective, PendingStep, StepScalars, TrainingStep
@@ -105,6 +106,7 @@ class Trainer(ABC, Generic[B, M]):
     ) -> None:
         self.optimizer, self.scaler, self.cube, self.watch = optimizer, scaler, cube, watch
         self.learning_rate, self._model = rate, model
+        self._cut_off = cube.fp8_scales.cut  # as was told; a cube may have trained another model before
         self.state = TrainState(best=EarlyStopping(patience))
         self._step = TrainingStep(
             model, optimizer, scaler, cube, objective, clip=clip, watch=watch, passes=passes, skips=skips
@@ -201,6 +203,11 @@ class Trainer(ABC, Generic[B, M]):
             self.state.stopping = True
             if self.watch is not None:
                 self.watch.agreed()
+
+    def note_what_was_cut_off(self) -> None:
+        """Adds a remark where delayed scaling has cut something off since the last call. Waits for the device."""
+        self._cut_off, told = fp8_cut(self.cube, self._cut_off)
+        self.state.remarks += told
 
     def at(self, doing: str) -> None:
         """Tells the watch."""

@@ -63,6 +63,13 @@ MUTATIONS = (
         tests=("tests/checkpoint/test_manager.py::test_another_thread_works_on_the_stream_of_the_caller",),
     ),
     Mutation(
+        "graph-keeps-gradients-of-a-failed-capture",
+        "tensor3d/ops/cuda_graph.py",
+        old="                parameter.grad = gradient\n",
+        new="                pass\n",
+        tests=("tests/gpu/test_cuda_graph.py::test_a_pass_that_cannot_be_captured_leaves_all_as_it_was",),
+    ),
+    Mutation(
         "graph-captures-what-other-threads-do",
         "tensor3d/ops/cuda_graph.py",
         old=', capture_error_mode="thread_local"',

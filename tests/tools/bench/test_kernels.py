@@ -19,7 +19,7 @@ from tools.bench import __main__ as bench
 from tools.bench import kernels
 from tools.bench.harness.absent_gpu import Operand
 from tools.bench.harness.benchmark import cubes_of
-from tools.bench.kernels import Call, KernelsCommand, collect, compile_all, widest
+from tools.bench.kernels import Call, FlexCall, KernelsCommand, collect, compile_all, flex_calls, widest
 from tools.bench.vs_transformers.contenders import with_sizes
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +118,23 @@ def test_the_widest_of_a_kind_is_compiled() -> None:
     assert str(others[2]) == "bf16(R,16)"
 
 
+def test_flex_attention_is_compiled_in_each_type_mask_and_direction() -> None:
+    calls = flex_calls(with_sizes(PRESETS["large"], layers=1, dropout=0.1, attention_dropout=0.0), 4096)
+    assert sorted({(each.name, str(each)) for each in calls if each.dtype == torch.bfloat16}) == [
+        ("flex", "4 bf16(16,R,64)"),
+        ("flex", "4 bf16(16,R,64), causal"),
+        ("flex", "4 bf16(16,R,64), window 65"),
+        ("flex_backward", "8 bf16(16,R,64)"),
+        ("flex_backward", "8 bf16(16,R,64), causal"),
+        ("flex_backward", "8 bf16(16,R,64), window 65"),
+    ]
+    assert [str(each) for each in calls if each.dtype != torch.bfloat16] == [
+        f"{number} {name}(16,R,64)" for number in (4, 8) for name in ("fp16", "fp32")
+    ]
+    # A matrix of bf16 takes 2 bytes an element, the sums of a row 4 bytes of each head.
+    assert [each.bytes / each.largest.elements for each in (calls[0], calls[5])] == [8 + 4 / 64, 16 + 8 / 64]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -144,6 +161,7 @@ def test_a_region_that_fails_is_named_and_the_status_tells(
 ) -> None:
     monkeypatch.setattr(kernels, "missing_triton", lambda: "")
     monkeypatch.setattr(kernels, "collect", lambda *_, **__: [BIASED])
+    monkeypatch.setattr(kernels, "flex_calls", lambda *_: [])
     monkeypatch.setattr(kernels, "compile_all", lambda calls, arch, processes: ([], ["region biased: no"]))
     assert bench.main(["kernels", "--preset", "tiny"]) == 1
     told = capsys.readouterr()
@@ -170,3 +188,17 @@ def test_triton_compiles_regions_and_tells_which_it_cannot() -> None:
     assert (other.region, other.operators) == ("norm_sums", 0)
     assert 8 < other.moved < 9
     assert fault.startswith("region by_its_numbers of bf16(R,32): ")
+
+
+def test_triton_compiles_flex_attention() -> None:
+    pytest.importorskip("triton")
+    sizes = {"dtype": torch.bfloat16, "rows": 256, "heads": 2, "head_dim": 32}
+    calls = [FlexCall(causal=True, backward=backward, **sizes) for backward in (False, True)]  # type: ignore[arg-type]
+    (forward, backward), faults = compile_all(calls, "sm_90", 2)
+    assert not faults
+    # Backward has a kernel more, for the sums of a row's gradients times its results.
+    assert [(each.region, each.kernels, each.operators) for each in (forward, backward)] == [
+        ("flex", 1, 0),
+        ("flex_backward", 2, 0),
+    ]
+    assert forward.bytes < forward.moved < 1.1 * forward.bytes

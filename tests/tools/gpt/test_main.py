@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import signal
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tools.gpt.__main__ import main
-from tools.gpt.train import packs_of, texts_of
+from tools.gpt.train import GptTrainer, packs_of, texts_of
 
 Shape = tuple[int, int, int, int]
 SPECIAL = SpecialTokens(vocab_size=67, pad=0, cls=2, sep=3, mask=4)
@@ -142,6 +145,29 @@ def test_training_that_cannot_be_is_refused(
 
 def test_a_run_is_not_overwritten(run: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds a run already. Choose another --output" in refusal(training(run, recipe), capsys)
+
+
+def test_a_run_that_was_broken_off_keeps_nobody_out(
+    run: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, seen = tmp_path / "run", list[int]()
+
+    def interrupted(trainer: GptTrainer, *_: Any) -> None:
+        seen.append(trainer.state.step)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GptTrainer, "before", interrupted)
+        patched.setattr(signal, "signal", lambda *_: None)  # which would have the tests ignore Ctrl-C
+        assert main(training(output, recipe)) == 130
+    assert (output / "run.json").exists()
+    said(training(output, recipe))
+    assert losses(output) == losses(run)
+    # Another tool's run, which has no checkpoint either, is not ours to begin anew.
+    (output / "run.json").write_text('{"recipe": {}}')
+    shutil.rmtree(output / "checkpoints")
+    assert "holds a run already" in refusal(training(output, recipe), capsys)
 
 
 def test_generation_that_cannot_be_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,11 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ),
         ("[precision]\ncompute = 'fp8'", "precision.compute.*bf16.*'fp8'"),
         ("[precision]\nfp8 = 'rowwise'", r"precision.fp8 = 'rowwise' needs precision.compute = 'bf16'.*Got 'fp32'"),
+        (
+            "[precision]\ncompute = 'bf16'\nfp8 = 'rowwise'\nfp8_history = 8",
+            r"precision.fp8_history = 8 is of precision.fp8 = 'delayed' alone. Got fp8 = 'rowwise'",
+        ),
+        ("[precision]\nfp8_history = 0", r"precision.fp8_history must be at least 1\. Got 0"),
         ("[precision]\ncompute = 'bf16'\nfp8 = 'blocks'", r"precision.fp8.*rowwise.*tensorwise.*'blocks'"),
         ("[precision]\nloss_scale = 0", r"precision.loss_scale.*\b0.*\b0.0"),
         ("[precision]\ngrowth_interval = 0", r"precision.growth_interval.*\b1.*\b0"),

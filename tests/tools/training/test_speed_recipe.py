@@ -12,6 +12,7 @@ import torch
 
 from tensor3d import Attention3D, Cube, Linear3D, MixedPrecisionPolicy
 from tensor3d.data import TrainBatch
+from tensor3d.distributed.fp8_scales import history_tensor
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
 from tools import pretrain
@@ -20,7 +21,7 @@ from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.estimate import expect
-from tools.training.factory import asked_of_attention, check_graph, fp8_cut, fp8_remarks
+from tools.training.factory import asked_of_attention, check_graph, fp8_cut, fp8_remarks, precision
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -275,6 +276,17 @@ def test_delayed_scaling_is_refused_beside_a_graph() -> None:
     )
     with pytest.raises(ValueError, match=r"fp8 = 'delayed' exclude each other.* Take 'tensorwise'"):
         check_graph(recipe, 1, "cuda")
+
+
+def test_the_history_of_delayed_scaling_reaches_the_cube() -> None:
+    assert PrecisionConfig().fp8_history == MixedPrecisionPolicy().fp8_history
+    asked = PrecisionConfig(compute="bf16", fp8="delayed", fp8_history=2)
+    cube = Cube.single(precision=precision(asked))
+    layer = Linear3D(32, 32, cube)
+    layer(torch.ones(4, 32)).sum().backward()
+    known = history_tensor(layer.weight)
+    assert known is not None
+    assert known.shape == (3, 2)
 
 
 def test_what_was_cut_off_is_told_once() -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ Architecture = Literal["sm_80", "sm_90", "sm_100"]
 _PROCESSORS: dict[Architecture, int] = {"sm_80": 108, "sm_90": 132, "sm_100": 148}
 _SHARED: dict[Architecture, int] = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
 """Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities)."""
-_DEVICE = torch.device("cuda", 0)
+DEVICE = torch.device("cuda", 0)
 
 # What is compiled is not taken from disk; and the pass that folds uniform values computes them on the device.
 _SETTINGS = {**OPTIONS, "force_disable_caches": True, "joint_graph_constant_folding": False}
@@ -114,18 +115,32 @@ def compile_for(architecture: Architecture, region: Callable[..., Any], inputs: 
         ImportError: this PyTorch lacks what is needed.
         Exception: whatever PyTorch's compiler and Triton say of a region that they cannot compile.
     """
-    import_compiler()
-    compile_graph, seen = private("_inductor.compile_fx.compile_fx"), _Compilation()
+    compile_graph = graph_compiler()
 
     def backend(graph: Any, examples: Any, **_: Any) -> Callable[..., Any]:
-        compile_graph(graph, examples, config_patches=_SETTINGS)
+        compile_graph(graph, examples)
         forward: Callable[..., Any] = graph.forward  # what was compiled cannot be run
         return forward
 
-    begun = time.perf_counter()
-    with _pretence(architecture, seen), FakeTensorMode(), torch.no_grad():
-        tensors = [_fake(each) if isinstance(each, Operand) else each for each in inputs]
-        compile_region(region, backend)(*opened(tensors))
+    def call() -> None:
+        with torch.no_grad():
+            tensors = [_fake(each) if isinstance(each, Operand) else each for each in inputs]
+            compile_region(region, backend)(*opened(tensors))
+
+    return watched(architecture, call)
+
+
+def graph_compiler() -> Callable[[Any, Any], Any]:
+    """What compiles a graph for examples of its inputs."""
+    import_compiler()
+    return partial(private("_inductor.compile_fx.compile_fx"), config_patches=_SETTINGS)
+
+
+def watched(architecture: Architecture, call: Callable[[], None]) -> RegionCode:
+    """What a call compiles for such a GPU, among fake tensors. It raises as `compile_for`."""
+    begun, seen = time.perf_counter(), _Compilation()
+    with _pretence(architecture, seen), FakeTensorMode():
+        call()
     best = [_least(name, each, _SHARED[architecture]) for name, each in seen.kernels.items()]
     return RegionCode(
         kernels=len(re.findall(r"^ +triton_\w+\.run\(", seen.code, re.MULTILINE)),
@@ -138,7 +153,7 @@ def compile_for(architecture: Architecture, region: Callable[..., Any], inputs: 
 
 
 def _fake(operand: Operand) -> torch.Tensor:
-    return torch.empty(operand.shape, dtype=operand.dtype, device=_DEVICE)
+    return torch.empty(operand.shape, dtype=operand.dtype, device=DEVICE)
 
 
 def _least(name: str, binaries: Sequence[_Binary], shared: int) -> _Binary:
@@ -160,6 +175,7 @@ def _pretence(architecture: Architecture, seen: _Compilation) -> Iterator[None]:
     capability = int(architecture.removeprefix("sm_"))
     properties = SimpleNamespace(
         name=architecture,
+        gcnArchName="",  # of other GPUs; asked for all the same
         major=capability // 10,
         minor=capability % 10,
         multi_processor_count=_PROCESSORS[architecture],
