@@ -127,6 +127,13 @@ MUTATIONS = (
         tests=("tests/distributed/test_fp8_scales.py::test_scales_are_of_logical_matrices",),
     ),
     Mutation(
+        "fp8-delayed-scales-end-to-end",
+        "tensor3d/distributed/fp8_scales.py",
+        old="        scales = scales.unsqueeze(1).repeat(1, _APART)[:, 0]\n",
+        new="",
+        tests=("tests/distributed/test_fp8_scales.py::test_scales_lie_as_memory_of_their_own_does",),
+    ),
+    Mutation(
         "fp8-history-poisoned",
         "tensor3d/distributed/fp8_scales.py",
         old="torch.where(finite[:, None], torch.cat",
