@@ -310,8 +310,9 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """They wait as long from now on."""
-    private("distributed.distributed_c10d._set_pg_timeout")(timeout, group)
+    """They wait as long from now on, if its backend can be told, as NCCL and gloo can."""
+    with suppress(RuntimeError):
+        group.set_timeout(timeout)
 
 
 def collectives_issued(group: dist.ProcessGroup) -> int:
