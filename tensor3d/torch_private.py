@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from datetime import timedelta
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -298,6 +299,20 @@ def enable_symmetric_memory(group: dist.ProcessGroup) -> None:
     enable = private("distributed._symmetric_memory.enable_symm_mem_for_group")
     if is_there(enable) and not hasattr(enable, "__deprecated__"):
         enable(group.group_name)
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long its collectives wait; None: it does not tell, as under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    with suppress(RuntimeError, AttributeError):
+        found: timedelta = max(group._get_backend(device).options._timeout for device in group._device_types)
+        return found
+    return None
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """They wait as long from now on, if its backend can be told, as NCCL and gloo can."""
+    with suppress(RuntimeError):
+        group.set_timeout(timeout)
 
 
 def collectives_issued(group: dist.ProcessGroup) -> int:

@@ -24,6 +24,8 @@ settings.register_profile("thorough", max_examples=400, database=None, deadline=
 settings.load_profile("tensor3d")
 # Models here are small: threads that wait for each other on a busy machine made them ten times slower.
 torch.set_num_threads(1)
+# Also in containers whose TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says otherwise: tests on a GPU hold fp32 to 1e-4.
+torch.set_float32_matmul_precision("highest")
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

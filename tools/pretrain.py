@@ -276,7 +276,7 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     first, recipe = cube.rank == 0, plan.recipe
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
     mllog.starting()
-    info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first))
+    info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first), any_time=True)
     corpus = run_on_all_ranks(cube, lambda: load_same_corpus(plan, info))
     with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, plan.exchange) as feed:
         trainer = PretrainTrainer(recipe, cube, feed, corpus, watch=watch)

@@ -112,15 +112,22 @@ def rounding(product: Product, wire: CommModel) -> Work:
         if missing:
             parts.append(Work(operators=2, touched=(2 * rows + missing) * (slab + columns)))
         parts.append(_widened(product, wire, slab * columns))
-    if delayed:  # magnitudes of A', W' and dC'
-        parts.append(Work(operators=3, touched=3 * 8))
+    if delayed:
+        parts.append(_compared(1))
     return together(parts).times(product.times)
 
 
 def delayed_scales(weights: int) -> Work:
     """Once a step, of delayed scaling: the histories of so many weights' products go on by one pass, and give new
-    scales."""
-    return Work(operators=3 * weights + 31, touched=1923 * weights + 112) if weights else Work()
+    scales. What `rounding` counts of a weight's first use in it is compared with nothing."""
+    return together(
+        [Work(operators=3 * weights + 32, touched=1983 * weights + 112), _compared(-weights)] if weights else []
+    )
+
+
+def _compared(times: int) -> Work:
+    """The largest magnitudes of A', W' and dC', with those of the uses of a weight before."""
+    return Work(operators=3, touched=3 * 12).times(times)
 
 
 def _widened(product: Product, wire: CommModel, elements: int) -> Work:

@@ -38,6 +38,8 @@ KINDS = (E4M3, E4M3, E5M2)
 _KEPT_AS = "_tensor3d_fp8_history"
 _NOTHING = -1.0
 """In place of a magnitude that is not there."""
+_APART = 4
+"""Numbers of fp32 in 16 bytes."""
 _Key: TypeAlias = tuple[int, Number]  # a role and a parameter's number
 
 
@@ -88,8 +90,8 @@ class Fp8Scales:
         """Within a backward pass: the largest magnitudes, fp32 (), of what this rank has multiplied, by role."""
         for role, number in enumerate(largest):
             if number is not None:
-                _, before = self._seen.get((role, id(weight)), (weight, number))
-                self._seen[role, id(weight)] = weight, torch.maximum(before, number)
+                before = self._seen.get((role, id(weight)))
+                self._seen[role, id(weight)] = weight, number if before is None else torch.maximum(before[1], number)
 
     @torch.no_grad()
     def end_of_pass(self, agreement: UseAgreement | None) -> None:
@@ -127,6 +129,8 @@ class Fp8Scales:
         self._cut = cut if self._cut is None else self._cut + cut
         after = torch.where(finite[:, None], torch.cat([largest[:, None], before[:, :-1]], 1), before)
         scales = _scales(after, sum(role != GRADIENT for role in roles))
+        # Each at a multiple of 16 bytes, as all memory of its own is: what lies otherwise compiled code copies first.
+        scales = scales.unsqueeze(1).repeat(1, _APART)[:, 0]
         for (role, of), row, scale in zip(places, after.unbind(), scales.unbind(), strict=True):
             of.rows[role], of.scales[role] = row, scale
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.failure_detector import POLL
 from tensor3d.distributed.host_all_to_all import PeerError
+from tensor3d.torch_private import default_store
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The ranks that write one checkpoint, on a process group of their own: a background thread may use it at any time.
@@ -76,8 +79,12 @@ class ObjectGroup:
 T = TypeVar("T")
 
 
-def run_on_rank0(cube: Cube, action: Callable[[], T]) -> T:
-    """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank."""
+def run_on_rank0(cube: Cube, action: Callable[[], T], *, any_time: bool = False) -> T:
+    """The result of `action`, done on rank 0 alone; its ValueError or OSError is a ValueError on every rank.
+
+    Args:
+        any_time: it may take longer than the time-out of the process group.
+    """
     outcome: list[Any] = [None, None]
     if cube.rank == 0:
         try:
@@ -85,11 +92,26 @@ def run_on_rank0(cube: Cube, action: Callable[[], T]) -> T:
         except (ValueError, OSError) as problem:
             outcome[1] = format_error(problem)
     if cube.mesh is not None:
+        if any_time:
+            _wait_for_rank0(cube)
         dist.broadcast_object_list(outcome, device=cube.device)
     if outcome[1] is not None:
         raise ValueError(outcome[1])
     result: T = outcome[0]
     return result
+
+
+def _wait_for_rank0(cube: Cube) -> None:
+    """Returns on every rank when rank 0 has come here, however late: in the store no time-out runs, as it does in a
+    collective. Where rank 0 ends instead, whoever has started the ranks ends them."""
+    store = default_store()
+    # Ranks count, each for itself and hence all alike, how often they have come here.
+    number = store.add(f"tensor3d/waits for rank 0 of {cube.rank}", 1)
+    key = f"tensor3d/rank 0 has come {number}"
+    if cube.rank == 0:
+        store.set(key, "")
+    while not store.check([key]):
+        time.sleep(POLL)
 
 
 def run_on_all_ranks(cube: Cube, action: Callable[[], T], *, kept: type[ValueError] = ValueError) -> T:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensor3d.torch_private import default_store, forget_shardings
+from tensor3d.torch_private import default_group, default_store, forget_shardings, set_timeout, timeout_of
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:
@@ -355,8 +355,9 @@ def disconnect(timeout: timedelta) -> None:
 
 
 class CubeGroups:
-    """The process groups that a cube has made. They end when all ranks have come to `end`, or have let go of the cube:
-    whoever closed a connection earlier would cut off what another rank still receives."""
+    """The process groups that a cube has made, with the time-out of the default one. They end when all ranks have come
+    to `end`, or have let go of the cube: whoever closed a connection earlier would cut off what another rank still
+    receives."""
 
     def __init__(self) -> None:
         self._groups: list[dist.ProcessGroup] = []
@@ -370,7 +371,13 @@ class CubeGroups:
             store = default_store()
             number = store.add(f"tensor3d/cubes of {dist.get_rank()}", 1)
             self._store = dist.PrefixStore(f"tensor3d/cube {number}", store)
-        self._groups += [group for group in groups if group is not dist.group.WORLD and group not in self._groups]
+        added = [group for group in groups if group is not dist.group.WORLD and group not in self._groups]
+        # torch gives groups its own default, which under NCCL is ten minutes: a collective that hangs would end the
+        # process, by SIGABRT and without a name, before anybody can tell who is to blame.
+        if (timeout := timeout_of(default_group())) is not None:
+            for group in added:
+                set_timeout(group, timeout)
+        self._groups += added
 
     def end(self, timeout: timedelta) -> None:
         """Waits for all ranks, but not longer than `timeout`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from datetime import timedelta
 from itertools import combinations
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, constant, lo
 from tensor3d.distributed.collectives import largest
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName
 from tensor3d.sharding.param_layout import Layout, copies, matrix
+from tensor3d.torch_private import default_group, set_timeout, timeout_of
 from tests.ranks import run_ranks
 
 # --- one process ---------------------------------------------------------------------------------------------------
@@ -197,6 +199,26 @@ def _hosts_beside_nccl() -> tuple[bool, list[int]]:
 
 def test_hosts_along_x_have_a_group_of_their_own_where_devices_speak() -> None:
     assert run_ranks(4, _hosts_beside_nccl) == [(True, [2, 2]), (True, [3, 3])] * 2
+
+
+def _timeouts() -> set[timedelta | None]:
+    world = default_group()
+    before = timeout_of(world)
+    assert before is not None
+    set_timeout(world, timedelta(seconds=77))
+    try:
+        cube = Cube(2, 2, 1)
+        with mock.patch.object(dist, "get_backend", return_value="nccl"):
+            groups = [cube._hosts_along_x().group, cube.over("data", "x", "z").group, cube.over("y", "z").group]
+        groups += [cube.axis("x").group, cube.axis("y").group]
+        return {timeout_of(group) for group in groups if isinstance(group, dist.ProcessGroup)}
+    finally:
+        set_timeout(world, before)
+
+
+def test_groups_wait_as_long_as_the_default_one() -> None:
+    """Of torch's own default NCCL's are ten minutes: less than the watch of a run takes to name who is to blame."""
+    assert run_ranks(4, _timeouts) == [{timedelta(seconds=77)}] * 4
 
 
 def _copied() -> dict[str, bool]:

@@ -16,10 +16,16 @@ from tensor3d.ops.fp8 import E4M3, E5M2, Current, Scaling, fp8_product, has_kern
 from tests.models.toy import lay, totals, toy_config, toy_packs
 from tests.single_device_reference import full
 
-pytestmark = pytest.mark.skipif(
+gpu = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_kernel(torch.device("cuda", 0))), reason="needs a GPU that multiplies FP8"
 )
 SCALINGS = pytest.mark.parametrize("scaling", get_args(Current))
+BITS = 13
+"""Of a term, behind the first one of the largest: what Hopper's units keep of it in a sum, whatever cuBLAS is asked for
+(DeepSeek-AI 2024, arXiv 2412.19437, §3.5.2: "around 14 bits")."""
+TOLERANCE = 0.3
+"""Of a gradient's norm. Sums that differ in the last of those bits turn into other roundings to bf16, these into other
+roundings to FP8: 0.18 in what a test without a GPU computes."""
 
 
 def _values(*shape: int) -> Tensor:
@@ -27,6 +33,7 @@ def _values(*shape: int) -> Tensor:
     return (torch.randn(shape) * torch.randn(shape[0], 1).exp()).bfloat16()
 
 
+@gpu
 @pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("dim", [0, 1, None])
 def test_both_round_to_the_same_bits(kind: torch.dtype, dim: int | None) -> None:
@@ -37,6 +44,7 @@ def test_both_round_to_the_same_bits(kind: torch.dtype, dim: int | None) -> None
         torch.testing.assert_close(on_gpu.cpu().float(), on_cpu.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@gpu
 @SCALINGS
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
@@ -58,6 +66,7 @@ def test_the_kernel_gives_what_is_emulated(
         assert ((got.cpu().float() - wanted.float()).abs() <= most).all()
 
 
+@gpu
 @SCALINGS
 def test_what_is_not_finite_stays_visible(scaling: Current) -> None:
     a, b = _values(16, 32), _values(32, 16)
@@ -66,6 +75,7 @@ def test_what_is_not_finite_stays_visible(scaling: Current) -> None:
     assert lost == [scaling == "tensorwise" or row == 1 for row in range(16)]
 
 
+@gpu
 @pytest.mark.parametrize("kind", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 def test_both_round_to_the_same_bits_by_an_old_scale(kind: torch.dtype) -> None:
     x = _values(40, 64)
@@ -78,27 +88,56 @@ def test_both_round_to_the_same_bits_by_an_old_scale(kind: torch.dtype) -> None:
             torch.testing.assert_close(on_gpu.cpu().float(), on_cpu.float(), rtol=0, atol=0, equal_nan=True)
 
 
+def _learnt(scaling: Scaling, device: str, *, compiled: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients, but those of QKV's biases, of which the keys' are 0."""
+    policy = MixedPrecisionPolicy(compute=torch.bfloat16, fp8=scaling)
+    cube = Cube.single(device, precision=policy, speed=ExecutionPolicy(compile=compiled))
+    cube.manual_seed(0)
+    model, packs = BertForPreTraining(toy_config(67), cube), toy_packs(67, 16)
+    for _ in range(2 if scaling == "delayed" else 1):  # the second one by the scales of the first
+        model.zero_grad()
+        loss = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
+        loss.backward()
+    assert cube.fp8_uses["fp8"] > 0
+    return loss.detach(), {n: full(p.grad) for n, p in model.named_parameters() if "qkv.bias" not in n}
+
+
+def _worst(found: tuple[Tensor, dict[str, Tensor]], emulated: tuple[Tensor, dict[str, Tensor]]) -> float:
+    """Of the gradients, by their norms; the losses agree within 1e-2."""
+    (loss, gradients), (wanted, others) = found, emulated
+    assert float((loss - wanted).abs() / wanted.abs()) < 1e-2
+    return max(float((g - others[n]).norm() / (others[n].norm() + 1e-6)) for n, g in gradients.items())
+
+
+@gpu
 @pytest.mark.parametrize("scaling", get_args(Scaling))
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_model_has_the_gradients_of_the_emulation(
     scaling: Scaling, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for kernel in (True, False):
-        if not kernel:
-            monkeypatch.setattr(fp8, "has_kernel", lambda _: False)
-        policy = MixedPrecisionPolicy(compute=torch.bfloat16, fp8=scaling)
-        cube = Cube.single("cuda", precision=policy, speed=ExecutionPolicy(compile=compiled))
-        cube.manual_seed(0)
-        model, packs = BertForPreTraining(toy_config(67), cube), toy_packs(67, 16)
-        for _ in range(2 if scaling == "delayed" else 1):  # the second one by the scales of the first
-            model.zero_grad()
-            loss = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
-            loss.backward()
-        assert cube.fp8_uses["fp8"] > 0
-        found.append((loss.detach(), {n: full(p.grad) for n, p in model.named_parameters() if "qkv.bias" not in n}))
-    (loss, gradients), (wanted, others) = found
-    assert float((loss - wanted).abs() / wanted.abs()) < 1e-2
-    for name, gradient in gradients.items():
-        # Roundings of bf16 that differ turn into roundings of FP8 that do.
-        assert float((gradient - others[name]).norm()) <= 0.1 * float(others[name].norm()) + 1e-6, name
+    found = _learnt(scaling, "cuda", compiled=compiled)
+    monkeypatch.setattr(fp8, "has_kernel", lambda _: False)
+    assert _worst(found, _learnt(scaling, "cuda", compiled=compiled)) < TOLERANCE
+
+
+def _of_a_gpu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`a @ b + bias` as Hopper adds up: the 32 terms of an instruction and what is there, cut off `BITS` behind the
+    first bit of the largest."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for first in range(0, a.shape[1], 32):
+        terms = a[:, first : first + 32, None] * b[None, first : first + 32]
+        largest = torch.maximum(terms.abs().amax(1), total.abs()).clamp(min=2.0**-120)
+        step = torch.exp2(largest.log2().floor() - BITS)
+        total = ((terms / step[:, None]).trunc_().sum(1) + (total / step).trunc()) * step
+    return total if bias is None else total + bias
+
+
+@SCALINGS
+def test_sums_of_a_gpu_are_within_the_tolerance(scaling: Current, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no noise of them hides a product of something else: a weight's gradient by half is far outside."""
+    emulated = _learnt(scaling, "cpu")
+    monkeypatch.setattr(fp8, "product", _of_a_gpu)
+    found = _learnt(scaling, "cpu")
+    assert _worst(found, emulated) < 0.7 * TOLERANCE
+    name = "bert.layers.0.mlp.up.weight"
+    assert _worst((found[0], found[1] | {name: found[1][name] / 2}), emulated) > TOLERANCE

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
+import os
 import shlex
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -49,14 +52,42 @@ def check_started(shape: CubeShape, module: str, arguments: Sequence[str]) -> No
 def cube_of(
     shape: CubeShape, *, wire: tuple[AxisName, ...] | None = None, timeout: timedelta = _TIMEOUT
 ) -> Iterator[Cube]:
-    """The cube of all processes, which are connected inside alone. Arguments are those of `Cube.from_env`."""
+    """The cube of all processes, which are connected inside alone. Arguments are those of `Cube.from_env`.
+
+    Under NCCL a process that leaves by an error of its own ends where Python does, after its message, and leaves the
+    groups: to end them, here or when they are collected, would wait for what other ranks have not joined, and they wait
+    for this one.
+    """
+    alone = False
     try:
         cube = Cube.from_env(shape.x, shape.y, shape.z, shape.data, wire=wire, timeout=timeout)
         yield cube
         cube.close()
+    except BaseException as error:
+        alone = _is_alone(error)
+        if alone:
+            atexit.register(
+                _end_now, 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, OSError) else 1
+            )
+        raise
     finally:
-        if dist.is_initialized():
+        if not alone and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _is_alone(error: BaseException) -> bool:
+    """Whether NCCL would wait for ranks that do not leave as this one does: bad input and a loss that diverges are seen
+    by all alike."""
+    alike = isinstance(error, ValueError | FloatingPointError | SystemExit)
+    return not alike and dist.is_initialized() and dist.get_world_size() > 1 and "nccl" in dist.get_backend()
+
+
+def _end_now(status: int) -> None:
+    """With the status that `run_main` gives."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 @contextmanager

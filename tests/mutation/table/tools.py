@@ -14,6 +14,13 @@ JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
     Mutation(
+        "a-rank-that-fails-alone-ends-nccl-groups",
+        "tools/common/cli.py",
+        old="        alone = _is_alone(error)\n",
+        new="        alone = False\n",
+        tests=("tests/tools/common/test_cli.py::test_a_rank_that_fails_alone_waits_for_nobody",),
+    ),
+    Mutation(
         "cli-an-empty-folder-is-the-current-one",
         "tools/common/cli.py",
         old="(word in options and not value)",

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+import torch.distributed as dist
 import tyro
 
-from tools.common.cli import refuse_empty
+from tensor3d import Cube, CubeShape
+from tools.common import cli
+from tools.common.cli import cube_of, refuse_empty
 from tools.common.option_names import with_options
 
 ROOT = Path(__file__).parents[3]
@@ -133,3 +136,27 @@ def test_an_option_with_something_behind_it_is_none_of_these() -> None:
     refuse_empty(["--output", ".", "--k", "", "text", ""], "--output", "--corpus")
     with pytest.raises(ValueError, match="--corpus must name"):
         refuse_empty(["--output", ".", "--corpus", ""], "--output", "--corpus")
+
+
+@pytest.mark.parametrize(
+    ("error", "backend", "wanted"),
+    [
+        (RuntimeError("CUDA out of memory"), "nccl", ["ends with 1 where Python does"]),
+        (OSError("no space"), "nccl", ["ends with 2 where Python does"]),
+        (ValueError("bad input"), "nccl", ["ends the groups"]),
+        (RuntimeError("out of memory"), "gloo", ["ends the groups"]),
+    ],
+)
+def test_a_rank_that_fails_alone_waits_for_nobody(
+    error: Exception, backend: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's groups are ended by all ranks together, after all that they have begun; gloo's by each."""
+    done: list[str] = []
+    monkeypatch.setattr(Cube, "from_env", lambda *sizes, **options: Cube.single())
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_backend", backend)):
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("ends the groups"))
+    monkeypatch.setattr(cli.atexit, "register", lambda _, status: done.append(f"ends with {status} where Python does"))
+    with pytest.raises(type(error)), cube_of(CubeShape()):
+        raise error
+    assert done == wanted

@@ -341,7 +341,7 @@ def start_on_corpus(
 
 def _on_corpus(cube: Cube, *, make: Callable[[Cube], S], training: RunPlan) -> S:
     if process_group.is_launched():
-        run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0))
+        run_on_rank0(cube, lambda: pretrain.prepare_corpus(training, shown=cube.rank == 0), any_time=True)
     return make(cube)
 
 
