@@ -66,6 +66,25 @@ def _converted(wire: CommModel, elements: int) -> Work:
     return Work(operators=1, touched=elements * (wire.parameter + wire.compute))
 
 
+# --- Weights that travel over x together (sharding/weight_slabs.py) ---------------------------------------------------
+
+
+def end_to_end(product: Product, wire: CommModel) -> Work:
+    """Of a product whose weight does, in a micro-batch: shards are put end to end and W' is cut out of what was
+    gathered, in each pass, and dW' is put end to end with the others. For a block comes `BLOCK_OPERATORS` beside."""
+    if not product.together:
+        return Work()
+    slab, columns = _slab(product, wire)
+    own = chunk(slab, wire.size("x"), wire.index("x"))
+    passes = 1 + product.repeated + (product.kept not in (True, "weight"))
+    copied = passes * 2 * wire.compute * (own + slab) + 2 * wire.gradient * slab
+    return Work(operators=passes + 1, touched=copied * columns).times(product.times)
+
+
+BLOCK_OPERATORS = 2
+"""That put the shards of all weights of a block end to end, forward and backward."""
+
+
 # --- Products in FP8 (ops/fp8.py) -------------------------------------------------------------------------------------
 
 SIDE = 16
@@ -76,6 +95,9 @@ _PASSES, _PASSES_AS_BEFORE = 13, 35
 """Bytes that they read and write for each element."""
 _OF_SCALE, _BESIDE, _BESIDE_AS_BEFORE = 90, 8, 66
 """And for each scale; and for a matrix."""
+READ_AGAIN = 2
+"""Bytes of each element that a compiled region, which is one operator that reads 2 and writes 1, reads once more for
+its scale: the region's kernels show it, the counter does not."""
 
 
 def suits_fp8(shape: CubeShape, k: int, n: int, face: Side) -> bool:
@@ -83,16 +105,19 @@ def suits_fp8(shape: CubeShape, k: int, n: int, face: Side) -> bool:
     return n // shape.size(other(face)) % SIDE == 0 and k // shape.size(face) % SIDE == 0
 
 
-def rounding(product: Product, wire: CommModel) -> Work:
-    """What FP8 takes beside the kernels of a product, in a micro-batch, with eager operators: A' and W' are rounded
-    forward, dC' and W' for dA, and dC' and A' for dW, unless that stays as it is ("rowwise"). The kernels read both by
-    rows, of which some lie by columns."""
+def rounding(product: Product, wire: CommModel, *, compiled: bool = False) -> Work:
+    """What FP8 takes beside the kernels of a product, in a micro-batch: A' and W' are rounded forward, dC' and W' for
+    dA, and dC' and A' for dW, unless that stays as it is ("rowwise"). The kernels read both by rows, of which some lie
+    by columns. Compiled, each rounding is a region (`ExecutionPolicy.compile`), else many operators."""
     if product.fp8 is None:
         return Work()
     rows, (slab, columns) = product.rows, _slab(product, wire)
     rowwise, delayed = product.fp8 == "rowwise", product.fp8 == "delayed"
 
     def one(height: int, width: int, scales: int) -> Work:
+        if compiled:
+            again, beside = (0, 8) if delayed else (READ_AGAIN, 4 * (scales if rowwise else 1))
+            return Work(operators=1, touched=(3 + again) * height * width + beside)
         if delayed:
             beside = 4 * height + _BESIDE_AS_BEFORE  # magnitudes of rows are written and read
             return Work(operators=_ROUNDING_AS_BEFORE, touched=_PASSES_AS_BEFORE * height * width + beside)

@@ -13,7 +13,7 @@ is hidden under the products alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -49,6 +49,11 @@ class StepTime:
     @property
     def total(self) -> float:
         return self.products + self.attention + self.touching + self.starting + self.exposed
+
+    @property
+    def computing(self) -> float:
+        """Without the wire; of a device that waits for its host all of it."""
+        return self.total if self.waits_for_host else self.total - self.exposed
 
     @property
     def limit(self) -> str:
@@ -91,7 +96,7 @@ def step_time(
         product.times * (each.forward + each.input_grad + each.weight_grad)
         for product, each in zip(cost.products, passes, strict=True)
     )
-    hidden = _hidden(cost, wires, passes, overlap) if cluster.overlaps else 0.0
+    hidden = _hidden(cost, wires, micro, passes, overlap) if cluster.overlaps else 0.0
     by_axis: dict[str, float] = {}
     for number, seconds in ((micro_batches, micro), (1, once)):
         for (axis, _), each in seconds.items():
@@ -161,18 +166,29 @@ class _Wires:
         return self._known[key]
 
 
-def _hidden(cost: StepCost, wires: _Wires, passes: Sequence[_Passes], overlap: Overlap) -> float:
-    """Seconds of the wire in a micro-batch that are under products."""
+def _hidden(
+    cost: StepCost, wires: _Wires, micro: Mapping[Key, float], passes: Sequence[_Passes], overlap: Overlap
+) -> float:
+    """Seconds of the wire in a micro-batch that are under products.
+
+    Args:
+        micro: seconds of all collectives of the micro-batch. Products are told one by one, and those whose weights
+            travel together wait once for all: so no more is hidden over x than there is.
+    """
     if overlap == "none":
         return 0.0
-    hidden = late = early = room_forward = room_backward = 0.0
+    hidden = late = early = sums = room_forward = room_backward = 0.0
     for product, each, computing in zip(cost.products, cost.collectives, passes, strict=True):
         again = 0.0 if product.kept in (True, "input") else min(wires.once(each.gather_a), computing.input_grad)
         leaving = min(wires.once(each.scatter_da), computing.weight_grad)
         gathering = 0.0 if overlap == "products" else wires.once(each.gather_w)
         hidden += product.times * (again + leaving)
         early += product.times * (1 + product.repeated) * gathering
-        late += product.times * (wires.once(each.scatter_dw) + (0.0 if product.kept in (True, "weight") else gathering))
+        late += product.times * (0.0 if product.kept in (True, "weight") else gathering)
+        sums += product.times * wires.once(each.scatter_dw)
         room_forward += product.times * computing.forward
         room_backward += product.times * (computing.input_grad + computing.weight_grad - again - leaving)
-    return hidden + min(early, room_forward) + min(late, room_backward)
+    sums = min(sums, micro.get(("x", "reduce-scatter"), 0.0))
+    whole = micro.get(("x", "all-gather"), 0.0) / (early + late) if early + late else 1.0
+    early, late = (min(1.0, whole) * gathers for gathers in (early, late))
+    return hidden + min(early, room_forward) + min(late + sums, room_backward)

@@ -95,6 +95,19 @@ def test_parts_of_the_time_add_up_and_overlap_only_hides() -> None:
     assert step_time(BASE.cost(shape, StepOptions()), still, "bf16", "prefetch").hidden == 0
 
 
+def test_no_more_is_hidden_than_travels() -> None:
+    """Weights of a block that travel together start one collective, not one each."""
+    cluster, shape = cluster_of("H100", nodes=8), CubeShape(x=64)
+    cost = BertCosts(config=PRESETS["large"], batch=Batch(packs=4096)).cost(shape, StepOptions())
+    nothing, products, prefetch = (step_time(cost, cluster, "bf16", overlap) for overlap in OVERLAPS)
+    latency, a_byte = cluster.collective(shape, ("x",), "reduce-scatter")
+    kind = ("x", "reduce-scatter")
+    sums = cost.micro_calls[kind] * latency + cost.micro[kind] * a_byte
+    assert products.hidden == pytest.approx(sums)
+    assert sums < prefetch.hidden < nothing.exposed
+    assert prefetch.exposed > 0
+
+
 def test_a_step_that_waits_for_the_host_is_limited_by_it() -> None:
     """However long the wire is: shortening it would not help. Collectives are started, too."""
     slow = dataclasses.replace(NODE, launch=1.0)

@@ -111,6 +111,8 @@ class PlanCommand:
     """Shard the optimiser's state over the data axis (ZeRO stage 1); "gradients": and gradients too (stage 2)."""
     shadow_weights: bool = False
     """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes)."""
+    compile: bool = False
+    """Plan with compiled regions (`speed.compile` of recipes), as counted for GPUs; memory is told of eager ones."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""
@@ -245,6 +247,7 @@ class PlanCommand:
             optimizer=self.optimizer,
             shard_over_data=self.shard_over_data,
             shadow_weights=self.shadow_weights,
+            compile=self.compile,
             device="cuda" if cluster.overlaps else "cpu",
         )
 
@@ -376,7 +379,7 @@ def plan_one(command: PlanCommand) -> int:
     print("\n".join([*tables.heading(costs, cluster), ""]))
     if found.plans:
         shown = found.plans if command.all else found.plans[: command.top]
-        offer = tables.shadow_offer(found.plans[0], costs, cluster, command.overlap, command.memory_share)
+        offer = tables.offers(found.plans[0], costs, cluster, command.overlap, command.memory_share)
         print("\n".join([*tables.table(shown, cluster, costs.compute), "", *tables.reason(found), *offer, ""]))
         print("\n".join([*how_to_run(command, found.plans[0], costs, cluster), ""]))
         print("\n".join([*tables.details(found.plans[0], cluster), ""]))

@@ -15,7 +15,7 @@ from models.bert import BertConfig
 from models.bert.cost_model.comm_volume import STEP_NUMBERS, scaled_weights, step_traffic
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, held
-from models.bert.cost_model.step_cost import Batch, BertCosts
+from models.bert.cost_model.step_cost import BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
 from tensor3d.cost_model.hardware import Cluster
@@ -27,7 +27,7 @@ from tools.common.files import parsed_json, read_file
 from tools.common.machine import format_table
 from tools.training.config import PrecisionConfig, SpeedConfig, TrainConfig, from_table
 from tools.training.dry_step import counted_memory, counted_step
-from tools.training.estimate import expect
+from tools.training.estimate import costs_of, expect
 from tools.training.factory import TYPES
 
 CLEAR = 1.15
@@ -95,7 +95,7 @@ def _check_known(speed: SpeedConfig, path: Path) -> None:
         if getattr(speed, name):
             raise ValueError(
                 f"{path} was measured with speed.{name} = true, and the planner counts what a step does without it: "
-                "all rows of the last layer, each operator by itself. Measure without it, or check another file."
+                "all rows of the last layer, and no regions of CPUs. Measure without it, or check another file."
             )
     if speed.attention == "reference":
         raise ValueError(
@@ -115,30 +115,7 @@ def predicted(recipe: TrainConfig, shape: CubeShape, cluster: Cluster) -> float:
             f"the planner knows the costs of a BERT alone, and the recipe has data.objective = "
             f"{recipe.data.objective!r}, with a generator beside it. Compare runs of another objective."
         )
-    expected = expect(recipe, shape)
-    packs_of_a_plane = expected.packs // (shape.planes * expected.micro_batches)
-    costs = BertCosts(
-        config=expected.config,
-        batch=Batch(
-            packs=expected.packs,
-            capacity=recipe.data.capacity,
-            length=min(recipe.data.max_length, recipe.data.capacity),
-            masked_per_pack=max(1, expected.load.masked // packs_of_a_plane),
-        ),
-        compute=recipe.precision.compute,
-        reduce=recipe.precision.reduce,
-        fp8=None if recipe.precision.fp8 == "off" else recipe.precision.fp8,
-        optimizer=recipe.optimizer.kind,
-        shard_over_data=recipe.optimizer.shard_over_data,
-        shadow_weights=recipe.speed.shadow_weights,
-        device="cpu",
-    )
-    choice = StepOptions(
-        micro_batches=expected.micro_batches,
-        recompute=recipe.model.recompute,
-        reshard_after_forward=recipe.model.reshard_after_forward,
-        keep_budget=recipe.model.keep_bytes,
-    )
+    costs, choice = costs_of(recipe, shape, expect(recipe, shape), "cpu")
     overlap: Overlap = "products" if recipe.speed.overlap else "none"
     return step_time(costs.cost(shape, choice), cluster, recipe.precision.compute, overlap).total
 

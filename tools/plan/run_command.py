@@ -103,7 +103,7 @@ def _as_planned(
         },
         "optimizer": {"kind": costs.optimizer, "shard_over_data": costs.shard_over_data},
         "precision": {"compute": costs.compute, "reduce": costs.reduce, "fp8": costs.fp8 or "off"},
-        "speed": {"overlap": overlap != "none", "shadow_weights": costs.shadow_weights},
+        "speed": {"overlap": overlap != "none", "shadow_weights": costs.shadow_weights, "compile": costs.compile},
         "batch": {
             "global_batch": batch.packs,
             "packs_per_rank": batch.packs // (plan.shape.planes * plan.shape.z * choice.micro_batches),

@@ -145,6 +145,7 @@ def heading(costs: BertCosts, cluster: Cluster) -> list[str]:
     sharded = "state and gradients" if costs.shard_over_data == "gradients" else "state"
     shares = f", its {sharded} sharded over data" if costs.shard_over_data else ""
     shares += ", shadow weights" if costs.shadow_weights else ""
+    shares += ", compiled regions" if costs.compile else ", eager operators"
     fp8 = "" if costs.fp8 is None else f", linear layers in FP8 ({costs.fp8})"
     fast = "" if costs.fp8 is None else f" and {cluster.flops['fp8'] / 1e12:,.4g} of FP8"
     return [
@@ -284,16 +285,21 @@ def reason(search: Search) -> list[str]:
     return lines
 
 
-def shadow_offer(
-    best: BoxPlan, costs: BertCosts, cluster: Cluster, overlap: Overlap, memory_share: float
-) -> Iterator[str]:
-    """What shadow weights would give the first plan, if it has none, they fit and it is worth a word."""
-    cost = dataclasses.replace(costs, shadow_weights=True).cost(best.shape, best.choice)
-    seconds, copies = step_time(cost, cluster, costs.compute, overlap).total, cost.memory.shadows
-    fit = max(cost.memory.peak, best.cost.memory.peak + copies) <= memory_share * cluster.memory
-    less = 1 - seconds / best.time.total
-    if not costs.shadow_weights and fit and less >= _WORTH_A_WORD:
-        yield f"  --shadow-weights: {in_time(seconds)}, {less:.1%} less, with {in_bytes(copies)} of copies."
+def offers(best: BoxPlan, costs: BertCosts, cluster: Cluster, overlap: Overlap, memory_share: float) -> Iterator[str]:
+    """What shadow weights and compiled regions would give the first plan, each of them if it is without, it fits and is
+    worth a word. Regions are those of GPUs."""
+    limit = memory_share * cluster.memory
+    others = {"--shadow-weights": dataclasses.replace(costs, shadow_weights=True)}
+    if cluster.overlaps:
+        others["--compile"] = dataclasses.replace(costs, compile=True)
+    for option, other in others.items():
+        cost = other.cost(best.shape, best.choice)
+        seconds, copies = step_time(cost, cluster, costs.compute, overlap).total, cost.memory.shadows
+        more = copies - best.cost.memory.shadows
+        less = 1 - seconds / best.time.total
+        if max(cost.memory.peak, best.cost.memory.peak + more) <= limit and less >= _WORTH_A_WORD:
+            beside = f", with {in_bytes(more)} of copies" if more else ""
+            yield f"  {option}: {in_time(seconds)}, {less:.1%} less{beside}."
 
 
 def refusals(refused: Sequence[Refused], *, every: bool) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,12 @@ from models.bert.cost_model.flops import model_flops
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products
 from models.bert.cost_model.memory import Device, MicroBatchShape
 from models.bert.cost_model.param_shapes import held, parameters
+from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import Bytes, CommModel
+from tensor3d.cost_model.hardware import GPUS, cluster_of
+from tensor3d.cost_model.step_cost import StepOptions
+from tensor3d.cost_model.step_time import step_time
 from tensor3d.data.dataset import default_masked_per_pack
 from tensor3d.data.masking import masked_count
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
@@ -274,6 +278,37 @@ def _again(recipe: TrainConfig, counted: Callable[..., int], tokens: int, square
     return (counted(tokens=tokens, squares=squares, near=near) - counted(tokens=kept, squares=0, near=0)) // 3
 
 
+def costs_of(
+    recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device
+) -> tuple[BertCosts, StepOptions]:
+    """The recipe's step as the planner asks for it, in packs of the longest sequences. Not of an ELECTRA."""
+    packs_of_a_plane = expected.packs // (shape.planes * expected.micro_batches)
+    costs = BertCosts(
+        config=expected.config,
+        batch=Batch(
+            packs=expected.packs,
+            capacity=recipe.data.capacity,
+            length=min(recipe.data.max_length, recipe.data.capacity),
+            masked_per_pack=max(1, expected.load.masked // packs_of_a_plane),
+        ),
+        compute=recipe.precision.compute,
+        reduce=recipe.precision.reduce,
+        fp8=None if recipe.precision.fp8 == "off" else recipe.precision.fp8,
+        optimizer=recipe.optimizer.kind,
+        shard_over_data=recipe.optimizer.shard_over_data,
+        shadow_weights=recipe.speed.shadow_weights,
+        compile=recipe.speed.compile,
+        device=device,
+    )
+    choice = StepOptions(
+        micro_batches=expected.micro_batches,
+        recompute=recipe.model.recompute,
+        reshard_after_forward=recipe.model.reshard_after_forward,
+        keep_budget=recipe.model.keep_bytes,
+    )
+    return costs, choice
+
+
 # --- How fast a device can be expected to train, before it has trained anything ---------------------------------------
 
 SHARE_OF_PEAK = 0.4
@@ -290,9 +325,11 @@ class Throughput:
     """What is assumed of the machine."""
 
     flops: float
-    """FLOP/s expected of all ranks together."""
+    """FLOP/s expected of all ranks together, of eager steps without FP8 and shadow weights."""
     words: str
     """Where that comes from."""
+    peak: float | None = None
+    """Of one GPU, in the type of products; None: of a CPU."""
 
 
 def expected_speed(run: RunConfig, precision: PrecisionConfig, ranks: int) -> Throughput:
@@ -308,12 +345,48 @@ def expected_speed(run: RunConfig, precision: PrecisionConfig, ranks: int) -> Th
         source, top = f"this machine's {found[0]}" if found else "", found[1] if found else 0.0
     if top:
         words = f"{SHARE_OF_PEAK:.0%} of {top / 1e12:,.1f} TFLOP/s in {compute} ({source}) on each of {ranks} ranks"
-        return Throughput(flops=SHARE_OF_PEAK * top * ranks, words=f"assumed: {words}")
+        return Throughput(flops=SHARE_OF_PEAK * top * ranks, words=f"assumed: {words}", peak=top)
     measured = measured_flops(TYPES[compute])
     words = f"{SHARE_OF_MEASURED:.0%} of {measured / 1e9:,.0f} GFLOP/s, measured for a product in {compute}"
     return Throughput(
         flops=SHARE_OF_MEASURED * measured, words=f"assumed: {words} on this machine, for all ranks together"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeAsMade:
+    """Of a step with the recipe's FP8, shadow weights and compiled regions."""
+
+    ratio: float
+    """Over the time without any of them."""
+    words: str
+    """What the recipe has of them, and the GPU for which it is planned."""
+
+
+def time_as_made(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, speed: Throughput) -> TimeAsMade | None:
+    """By the planner's formulas of computing, of the GPU among its presets whose peak is the nearest.
+
+    None: the recipe has none of them, or is for CPUs; or the planner has no costs of its model, or no peak of FP8.
+    """
+    precision, switches = recipe.precision, recipe.speed
+    parts = {
+        f"FP8 ({precision.fp8})": precision.fp8 != "off",
+        "shadow weights": switches.shadow_weights,
+        "compiled regions": switches.compile,
+    }
+    if speed.peak is None or not any(parts.values()) or recipe.replaced_tokens is not None:
+        return None
+    near, compute = speed.peak, precision.compute
+    known = [each for each in GPUS.values() if compute in each.flops]
+    found = min(known, key=lambda each: abs(each.flops[compute] - near))
+    if precision.fp8 != "off" and "fp8" not in found.flops:
+        return None
+    costs, choice = costs_of(recipe, shape, expected, "cuda")
+    plain = replace(costs, fp8=None, shadow_weights=False, compile=False)
+    cluster = cluster_of(found.name, per_node=shape.ranks)
+    made, eager = (step_time(each.cost(shape, choice), cluster, compute) for each in (costs, plain))
+    words = ", ".join(name for name, there in parts.items() if there)
+    return TimeAsMade(ratio=made.computing / eager.computing, words=f"{words}, planned for {found.name}")
 
 
 def measured_flops(dtype: torch.dtype) -> float:
@@ -354,17 +427,18 @@ def report(recipe: TrainConfig, shape: CubeShape, corpus_info: CorpusFacts | Non
     device = planned_device(recipe)
     expected = expect(recipe, shape, corpus_info)
     speed = expected_speed(recipe.run, recipe.precision, shape.ranks)
+    made = time_as_made(recipe, shape, expected, speed)
     parts = {
         "model and cube": _model(recipe, shape, expected),
         "a step": _step(recipe, expected),
         "memory of rank 0, the fullest": _memory(recipe, shape, expected, device),
         "received by rank 0 in a step": _traffic_rows(expected),
-        "the run": _run(recipe, corpus_info, expected, speed),
+        "the run": _run(recipe, corpus_info, expected, speed, made),
     }
     lines = ["dry run: nothing was started"]
     for title, rows in parts.items():
         lines += ["", f"{title}:", *table(rows)]
-    return "\n".join([*lines, "", *_remarks(recipe, shape, corpus_info, expected, device)])
+    return "\n".join([*lines, "", *_remarks(recipe, shape, corpus_info, expected, device, made)])
 
 
 def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows:
@@ -485,9 +559,16 @@ def _traffic_rows(expected: RunEstimate) -> Rows:
     return [*rows, ("together", in_bytes(sum(by_axis.values())))] if rows else [("nothing", "one rank, no wire")]
 
 
-def _run(recipe: TrainConfig, corpus: CorpusFacts | None, expected: RunEstimate, speed: Throughput) -> Rows:
+def _run(
+    recipe: TrainConfig,
+    corpus: CorpusFacts | None,
+    expected: RunEstimate,
+    speed: Throughput,
+    made: TimeAsMade | None,
+) -> Rows:
     steps, run = recipe.run.steps, recipe.run
     seconds = expected.hardware_flops / speed.flops
+    seconds *= 1.0 if made is None else made.ratio
     tokens = round(expected.whole_steps * expected.tokens)
     sequences = round(expected.whole_steps * expected.sequences)
     epochs = f", {tokens / corpus.train_tokens:,.2f} times the corpus" if corpus is not None else ""
@@ -497,6 +578,7 @@ def _run(recipe: TrainConfig, corpus: CorpusFacts | None, expected: RunEstimate,
         ("time of a step", f"about {in_time(seconds)} of computing"),
         ("time of all steps", f"about {in_time(seconds * expected.whole_steps)}"),
         ("speed", speed.words),
+        *([] if made is None else [("of it", f"{made.ratio:.2f} of the time of eager steps, for {made.words}")]),
     ]
     if run.checkpoint_every:
         size = 12 * expected.parameters
@@ -513,7 +595,12 @@ def _rise(recipe: TrainConfig, expected: RunEstimate) -> str:
 
 
 def _remarks(
-    recipe: TrainConfig, shape: CubeShape, corpus: CorpusFacts | None, expected: RunEstimate, device: Device
+    recipe: TrainConfig,
+    shape: CubeShape,
+    corpus: CorpusFacts | None,
+    expected: RunEstimate,
+    device: Device,
+    made: TimeAsMade | None,
 ) -> list[str]:
     """What the figures are worth."""
     remarks = [
@@ -521,7 +608,8 @@ def _remarks(
         "Left out of the time: evaluations, checkpoints, and what computing does not hide of the wire.",
     ]
     if recipe.precision.fp8 != "off":
-        remarks.append("FP8 keeps nothing more for backward. The time is that of products in bf16.")
+        time_of = "" if made is not None else " The time is that of products in bf16."
+        remarks.append(f"FP8 keeps nothing more for backward.{time_of}")
     if corpus is None:
         remarks.append(
             "Guessed from the recipe: lengths of sequences, and what follows from them. No corpus is prepared."

@@ -12,11 +12,14 @@ from models.bert.cost_model.flops import model_flops, work
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
-from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, Side, chunk, weights_together
+from models.bert.cost_model.small_operators import small_operators
+from tensor3d.cost_model.comm_volume import Bytes, CommModel, Kept, Side, weights_together
 from tensor3d.cost_model.product_operators import (
+    BLOCK_OPERATORS,
     Work,
     conversions,
     delayed_scales,
+    end_to_end,
     lookup_conversion,
     rounding,
     shadow_copies,
@@ -32,14 +35,6 @@ from tensor3d.packing import attended
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of an element of each compute type."""
 
-# Counted in one step of a small model with a dispatch mode, views left out: operators of a layer and of the rest of the
-# model, forward and backward; and how often a layer's memory-bound ones read or write a hidden state and what is in the
-# MLP. Good for an estimate.
-_OPERATORS = {"classic": 155, "modern": 213}
-_OPERATORS_OF_THE_REST = 270
-_STATES = {"classic": 153, "modern": 170}
-_INNER_STATES = {"classic": 10, "modern": 22}
-_EMBEDDING_STATES, _HEAD_STATES, _LOGITS = 40, 160, 14
 # LAMB's are also taken for StableAdamW, which does as much.
 _ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
 _GATHERED_BYTES = 16  # of an element's weight: packed, received, read and copied to its place
@@ -139,7 +134,8 @@ class BertCosts:
     shard_over_data: ShardOverData = False
     """Whether the optimiser's state is, and whether gradients are."""
     shadow_weights: bool = False
-    """As of `ExecutionPolicy`."""
+    compile: bool = False
+    """Both as of `ExecutionPolicy`."""
     device: Device = "cuda"
     norm: int = STEP_NUMBERS
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
@@ -205,14 +201,14 @@ class BertCosts:
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
         config, wire, load = self.config, self._wire(shape), self._load(shape, choice)
         here = held(config, shape)
-        again = 4 / 3 if choice.recompute != "none" else 1.0
+        again = 4 / 3 if choice.recompute != "none" else 1.0  # a forward pass more beside three
         calls = replace(wire, unit="calls")
         micro, once = self._traffic(wire, load, choice, here)
         micro_calls, once_calls = self._traffic(calls, load, choice, here)
         scales = self.optimizer != "adamw"
-        whole = 4 / 3 if choice.recompute == "layer" else 1.0
         products = self._products(wire, load, choice)
-        around = self._around(products, wire, load)
+        small = small_operators(config, wire, load, compiled=self.compile, again=choice.recompute == "layer")
+        around = together([small, self._around(products, wire, load)])
         around_once = delayed_scales(scaled_weights(config, shape, self.fp8))
         if self.shadow_weights:
             around_once = together([around_once, shadow_copies(wire, here.multiplied)])
@@ -225,10 +221,8 @@ class BertCosts:
             once=once,
             once_calls=once_calls,
             attention_flops=again * self._attention(load) / shape.y,
-            touched=self._touched(wire, load, whole) + around.touched,
-            operators=round(config.layers * _OPERATORS[config.encoder] * whole)
-            + _OPERATORS_OF_THE_REST
-            + around.operators,
+            touched=around.touched,
+            operators=around.operators,
             once_touched=self._touched_once(here) + around_once.touched,
             once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors
             + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS)
@@ -334,12 +328,16 @@ class BertCosts:
         return (*linear, vocabulary)
 
     def _around(self, products: tuple[Product, ...], wire: CommModel, load: MicroBatchShape) -> Work:
-        """Of a micro-batch, beside the products, exactly: conversions of weights and biases, and rounding to FP8."""
+        """Of a micro-batch, beside the products, exactly: weights that travel together, conversions of weights and
+        biases, and rounding to FP8."""
         config = self.config
         converted = [] if self.shadow_weights else [conversions(each, wire) for each in products]
         if not (self.shadow_weights and config.tied):
             converted.append(lookup_conversion(wire, load.rows, config.vocab, config.embedding_size))
-        return together([*converted, *(rounding(each, wire) for each in products)])
+        rounded = (rounding(each, wire, compiled=self.compile) for each in products)
+        blocks = config.layers * weights_together(wire, layer_products(config))
+        travelling = [Work(operators=BLOCK_OPERATORS * blocks), *(end_to_end(each, wire) for each in products)]
+        return together([*converted, *rounded, *travelling])
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""
@@ -352,11 +350,3 @@ class BertCosts:
     def _touched_once(self, here: ParamMemory) -> float:
         stepping = here.stepped(self.shard_over_data) * (_ADAMW_BYTES if self.optimizer == "adamw" else _LAMB_BYTES)
         return stepping + (_GATHERED_BYTES * here.total if here.stepped(self.shard_over_data) < here.total else 0)
-
-    def _touched(self, wire: CommModel, load: MicroBatchShape, whole: float) -> float:
-        config, plane = self.config, wire.size("y") * wire.size("z")
-        state = load.rows * config.hidden // plane * wire.compute
-        layer = _STATES[config.encoder] + _INNER_STATES[config.encoder] * config.inner_size / config.hidden
-        head = load.masked * config.hidden // plane * wire.compute
-        logits = load.masked // wire.size("z") * chunk(config.vocab, wire.size("y"), 0) * wire.statistic
-        return (whole * config.layers * layer + _EMBEDDING_STATES) * state + _HEAD_STATES * head + _LOGITS * logits

@@ -7,7 +7,30 @@ from tests.mutation.mutation import Mutation
 BY_HAND = "tests/cost_model/test_search.py::test_latency_and_bytes_by_hand"
 ADD_UP = "tests/cost_model/test_search.py::test_parts_of_the_time_add_up_and_overlap_only_hides"
 
+SMALL = "tests/models/bert/cost_model/test_small_operators.py::test_operators_and_bytes_are_those_of_the_real_code"
+
 MUTATIONS = (
+    Mutation(
+        "plan-small-operators-of-other-axes",
+        "models/bert/cost_model/small_operators.py",
+        old="self.y * (shape.y > 1) + self.z * (shape.z > 1)",
+        new="self.y * (shape.z > 1) + self.z * (shape.y > 1)",
+        tests=(SMALL,),
+    ),
+    Mutation(
+        "plan-more-hidden-than-travels",
+        "tensor3d/cost_model/step_time.py",
+        old='sums = min(sums, micro.get(("x", "reduce-scatter"), 0.0))',
+        new="sums = min(sums, sum(micro.values()))",
+        tests=("tests/cost_model/test_search.py::test_no_more_is_hidden_than_travels",),
+    ),
+    Mutation(
+        "plan-rounding-compiled-as-eager",
+        "models/bert/cost_model/step_cost.py",
+        old="rounding(each, wire, compiled=self.compile)",
+        new="rounding(each, wire)",
+        tests=("tests/cost_model/test_product_operators.py::test_fp8_takes_what_is_counted",),
+    ),
     Mutation(
         "plan-time-of-two-passes",
         "tensor3d/cost_model/step_time.py",

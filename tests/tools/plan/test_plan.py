@@ -196,7 +196,18 @@ def test_units_stand_for_numbers(
             "none",
         ],
         ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "--shadow-weights", "--quick"],
-        ["--nodes", "2", "--cube", "1x2x2", "--shard-over-data", "gradients", "--quick", "--fp8", "delayed"],
+        [
+            "--nodes",
+            "2",
+            "--cube",
+            "1x2x2",
+            "--shard-over-data",
+            "gradients",
+            "--quick",
+            "--fp8",
+            "delayed",
+            "--compile",
+        ],
         ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
         ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
@@ -243,6 +254,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.optimizer.shard_over_data == asked["shard_over_data"]
     assert recipe.speed.overlap is (asked["overlap"] != "none")
     assert recipe.speed.shadow_weights is asked["shadow_weights"]
+    assert recipe.speed.compile is asked["compile"]
     assert recipe.precision.fp8 == asked["fp8"]
     assert (pick["memory"]["shadows"] > 0) is asked["shadow_weights"]
     choice = {key: getattr(recipe.model, key) for key in ("recompute", "reshard_after_forward")}
@@ -268,13 +280,28 @@ def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.
 def test_times_of_types_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.read_text()
     (words,) = re.findall(r"^    python -m tools.plan (--model large .* --quick) --fp8 rowwise$", page, re.MULTILINE)
-    rows = re.findall(r"^\| (bf16|`--.*`) \| (\d+ ms) \| ([\d.]+ ms) \| ([\d.]+ ms) \|$", page, re.MULTILINE)
+    times = r" \| ([\d.]+ ms) \| (\d+ ms)"
+    rows = re.findall(rf"^\| (bf16|`--.*`) \| ([\d.]+ ms){times}{times} \|$", page, re.MULTILINE)
     assert len(rows) == 5
-    for how, step, products, touching in rows:
-        assert main([*words.split(), *([] if how == "bf16" else how.strip("`").split())]) == 0
-        printed = capsys.readouterr().out
-        assert re.search(rf"^8\*\(1x1x1\) .*  {step} ", printed, re.MULTILINE)
-        assert re.search(rf"products {products}, .*, memory-bound operators {touching},", printed)
+    for how, products, *told in rows:
+        for compiled, (touching, step) in (([], told[:2]), (["--compile"], told[2:])):
+            assert main([*words.split(), *([] if how == "bf16" else how.strip("`").split()), *compiled]) == 0
+            printed = capsys.readouterr().out
+            assert re.search(rf"^8\*\(1x1x1\) .*  {step} ", printed, re.MULTILINE)
+            assert re.search(rf"products {products}, .*, memory-bound operators {touching},", printed)
+            assert ("compiled regions" in printed, "eager operators" in printed) == (bool(compiled), not compiled)
+
+
+def test_times_beside_one_gpu_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    (words,) = re.findall(
+        r"^    python -m tools.plan (--model large .* --quick) --global-batch 64$", page, re.MULTILINE
+    )
+    rows = re.findall(r"^\| (16|64) packs, (eager|compiled)[^|]*\| [\d,]+ \| ([\d,]+) \|", page, re.MULTILINE)
+    assert len(rows) == 3
+    for packs, how, tokens in rows:
+        assert main([*words.split(), "--global-batch", packs, *(["--compile"] if how == "compiled" else [])]) == 0
+        assert re.search(rf"^1x1x1 .*  {tokens}  ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_products_in_fp8_have_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +320,7 @@ def test_products_in_fp8_have_a_peak(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert plain["touching"] < fast["touching"]
 
 
-def test_shadow_weights_are_offered_where_they_give_something(
+def test_shadow_weights_and_regions_are_offered_where_they_give_something(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And what is offered is what a plan with them takes."""
@@ -305,6 +332,11 @@ def test_shadow_weights_are_offered_where_they_give_something(
     assert f"  {offered}  " in printed
     assert float(less) >= 0.5
     assert "of copies" not in printed
+    (compiled,) = re.findall(r"^  --compile: (.*), .*% less\.$", printed, re.MULTILINE)
+    planned(tmp_path, *short, "--shadow-weights", "--compile")
+    both = capsys.readouterr().out
+    assert f"  {compiled}  " in both
+    assert "  --compile: " not in both
     planned(tmp_path, *short, "--compute", "fp32")
     assert "of copies" not in capsys.readouterr().out
     assert plan["memory"]["shadows"] > 0

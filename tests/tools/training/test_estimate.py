@@ -35,12 +35,16 @@ from tools.training.data import TrainData
 from tools.training.estimate import (
     SHARE_OF_MEASURED,
     SHARE_OF_PEAK,
+    Throughput,
+    TimeAsMade,
+    _run,
     expect,
     expected_contents,
     expected_memory,
     expected_speed,
     measured_flops,
     report,
+    time_as_made,
 )
 from tools.training.factory import speed
 
@@ -308,7 +312,8 @@ def test_fp8_is_told() -> None:
     assert kept[0] is not None
     assert kept[1] is not None
     assert kept[0].group() == kept[1].group()
-    assert "FP8 keeps nothing more for backward" in text
+    assert "FP8 keeps nothing more for backward. The time is that of products in bf16." in text
+    assert "The time is that" not in told("rowwise", peak_tflops=989.0)
 
 
 @pytest.mark.slow
@@ -353,6 +358,31 @@ def test_the_speed_is_stated_with_where_it_comes_from(monkeypatch: pytest.Monkey
     known = expected_speed(RunConfig(), PrecisionConfig(compute="bf16"), 2)
     assert known.flops == pytest.approx(SHARE_OF_PEAK * 2 * 989e12)
     assert "989.0 TFLOP/s in bf16 (this machine's NVIDIA H100)" in known.words
+
+
+def test_the_time_is_that_of_the_step_as_the_recipe_makes_it() -> None:
+    """FP8, shadow weights and compiled regions against eager bf16, as the planner has them; on CPUs nothing is told."""
+    base, run = TrainConfig(precision=PrecisionConfig(compute="bf16")), RunConfig(peak_tflops=989.0)
+    expected = expect(base, ONE)
+    gpu = expected_speed(run, base.precision, 1)
+
+    def ratio(fp8: Any = "off", on: Throughput = gpu, **switches: bool) -> TimeAsMade | None:
+        precision = PrecisionConfig(compute="bf16", fp8=fp8)
+        return time_as_made(replace(base, precision=precision, speed=SpeedConfig(**switches)), ONE, expected, on)
+
+    assert ratio() is None
+    both = ratio(compile=True, shadow_weights=True)
+    compiled, shadows, rounded = ratio(compile=True), ratio(shadow_weights=True), ratio("rowwise")
+    assert both is not None
+    assert compiled is not None
+    assert shadows is not None
+    assert rounded is not None
+    assert both.ratio < compiled.ratio < shadows.ratio < 1 < rounded.ratio
+    assert both.words == "shadow weights, compiled regions, planned for H100"
+    assert ratio(compile=True, on=replace(gpu, peak=None)) is None
+    assert ratio("rowwise", on=replace(gpu, peak=312e12)) is None, "there is no peak of FP8"
+    text = "\n".join(f"{name} {words}" for name, words in _run(base, None, expected, gpu, compiled))
+    assert f"of it {compiled.ratio:.2f} of the time of eager steps, for compiled regions, planned for H100" in text
 
 
 def test_a_measured_speed_is_one() -> None:

@@ -1,0 +1,119 @@
+"""Each number of the tables is what is counted in the real code, as on a GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from models.bert import BertConfig
+from models.bert.cost_model.param_shapes import parameters
+from models.bert.cost_model.small_operators import LAYER, REST
+from models.bert.cost_model.step_cost import Batch, BertCosts
+from tensor3d import CubeShape
+from tensor3d.cost_model.step_cost import StepOptions
+from tensor3d.data.masking import MASKED_SHARE
+from tools.bench.operators import count
+
+ROWS, LONGEST = 4096, 1024  # with fewer rows, statistics and vectors would show, which are left out
+CLASSIC = BertConfig(
+    layers=1, hidden=1024, heads=16, inner=2048, vocab=4096, positions=LONGEST, attention_dropout=0.0, dropout=0.1
+)
+MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
+PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
+TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Asked(NamedTuple):
+    operators: float
+    touched: float
+
+    def less(self, other: Asked) -> Asked:
+        return Asked(self.operators - other.operators, self.touched - other.touched)
+
+
+def said(config: BertConfig, shape: CubeShape, compute: str, compiled: bool, **choice: Any) -> Asked:
+    masked = round(MASKED_SHARE * ROWS)
+    batch = Batch(packs=shape.planes * shape.z, capacity=ROWS, length=LONGEST, masked_per_pack=masked)
+    costs = BertCosts(config=config, batch=batch, compute=compute, compile=compiled)
+    cost = costs.cost(shape, StepOptions(**choice))
+    return Asked(cost.operators, cost.touched)
+
+
+def counted(config: BertConfig, shape: CubeShape, compute: str, compiled: bool, **how: Any) -> Asked:
+    found = count(config, shape, TYPES[compute], ROWS, LONGEST, passes=0, compiled=compiled, **how)
+    # Gradients of vectors are copied into the buckets of their sums: a plan counts that once a step.
+    vectors = [each for each in parameters(config) if len(each.shape) == 1]
+    summed = sum(any(shape.size(axis) > 1 for axis in each.layout.sum_over) for each in vectors)
+    return Asked(found.further - summed, found.moved_bytes)
+
+
+EVERY = [
+    *((CLASSIC, box, *how) for box in ("1x1x1", "1x2x1", "1x1x2") for how in product(("fp32", "bf16"), (False, True))),
+    *((MODERN, box, *how) for box in ("1x1x1", "1x2x1", "1x1x2") for how in product(("fp32", "bf16"), (False, True))),
+    *((CLASSIC, box, "bf16", True) for box in ("4x1x1", "1x2x4", "2x2x2")),
+    (replace(CLASSIC, dropout=0.0, next_sentence=False), "2x1x2", "fp16", False),
+    (replace(MODERN, dropout=0.0, attention_out_dropout=0.1), "4x1x1", "bf16", True),
+    (replace(CLASSIC, dropout=0.0), "1x1x1", "fp32", True),
+]
+FAST = (CLASSIC, "1x1x2", "bf16", True)
+
+
+@pytest.mark.parametrize(
+    ("config", "box", "compute", "compiled"),
+    [
+        pytest.param(
+            *case,
+            id="-".join([case[0].encoder, *case[1:3], "compiled" if case[3] else "eager"]),
+            marks=[] if case == FAST else pytest.mark.slow,
+        )
+        for case in EVERY
+    ],
+)
+def test_operators_and_bytes_are_those_of_the_real_code(
+    config: BertConfig, box: str, compute: str, compiled: bool
+) -> None:
+    """Of a layer to the operator and within 1 %; of embeddings and heads, which are few, nearly. A region of classic
+    layers converts one bias, and one of modern layers is none without dropout."""
+    shape, deeper = CubeShape.parse(box), replace(config, layers=2)
+    one, two = (said(each, shape, compute, compiled) for each in (config, deeper))
+    real_one, real_two = (counted(each, shape, compute, compiled) for each in (config, deeper))
+    layer, real = two.less(one), real_two.less(real_one)
+    assert layer.operators - real.operators in ((0, 1) if compiled and compute != "fp32" else (0,))
+    assert layer.touched == pytest.approx(real.touched, rel=0.01)
+    rest, real_rest = one.less(layer), real_one.less(real)
+    assert rest.operators == pytest.approx(real_rest.operators, abs=4 if shape.ranks < 3 else 12)
+    assert rest.touched == pytest.approx(real_rest.touched, rel=0.04 if shape.x == 1 else 0.25)
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = re.findall(
+        r"^\| ([a-z1, ]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE.read_text(), re.M
+    )
+    wanted = {"1, 1": (1, 1), "above 1, 1": (2, 1), "1, above 1": (1, 2), "both above 1": (2, 2)}
+    assert [name for name, *_ in rows] == list(wanted)
+    for name, *numbers in rows:
+        shape = CubeShape(y=wanted[name][0], z=wanted[name][1])
+        eager, compiled = (LAYER["classic", True, how] for how in (False, True))
+        assert [int(each) for each in numbers] == [each.on(shape) for each in (*eager, *compiled)]
+
+
+def test_all_kinds_are_counted() -> None:
+    kinds = {(config.encoder, compute != "fp32", compiled) for config, _, compute, compiled in EVERY}
+    assert kinds == set(LAYER) == set(REST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "box", "compiled"), [(CLASSIC, "1x2x2", False), (MODERN, "1x1x1", True)])
+def test_layers_that_are_computed_again(config: BertConfig, box: str, compiled: bool) -> None:
+    shape = CubeShape.parse(box)
+    config = replace(config, layers=4)
+    again = {"recompute": "layer"}
+    expected, real = (asked(config, shape, "bf16", compiled, **again) for asked in (said, counted))  # type: ignore[operator]
+    assert expected.operators == pytest.approx(real.operators, rel=0.1)
+    assert expected.touched == pytest.approx(real.touched, rel=0.1)
