@@ -15,11 +15,13 @@ from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
     ("none", False),
     ("none", True),
+    ("attention", False),
     ("attention", True),
+    ("layer", False),
     ("layer", True),
 )
-"""What is recomputed and whether operands are gathered again, the fastest first: each takes less memory than the one
-before."""
+"""What is recomputed and whether operands are gathered again, the fastest first, of as many micro-batches: of each kind
+of recomputation the second takes less memory."""
 _MIB = 2**20
 """Budgets for operands that stay are whole MiB, as recipes have them."""
 _MORE_MICRO_BATCHES = 3
@@ -105,9 +107,9 @@ def search(
     """The best plan of every box that holds the model.
 
     Of the micro-batches that fit, the largest is taken: weights travel once for each of them. What is recomputed and
-    whether operands are gathered again are tried from the fastest on; those that fit are compared, but nothing is
-    recomputed where memory suffices without. Where not all gathered operands can stay for backward, as many do as fit
-    (the largest `StepOptions.keep_budget`), also with more micro-batches than there must be, if that is faster.
+    whether operands are gathered again are compared, in every placement: to compute layers again may take less time
+    than to gather weights for more micro-batches. Where not all gathered operands can stay for backward, as many do as
+    fit (the largest `StepOptions.keep_budget`), also with more micro-batches than there must be, if that is faster.
 
     Args:
         kind: type of the products: "fp32", "bf16" or "fp16".
@@ -189,14 +191,17 @@ def _best_of_box(box: _Box, counted: Memory | None = None) -> BoxPlan | Refused:
         reason = f"{told} {least.peak / 1e9:,.3g} GB on a rank, and there are {box.limit / 1e9:,.3g} GB"
     if reason is not None:
         return Refused(shape=box.shape, reason=reason)
-    # As ranks usually lie; then the best of these in every other way.
-    costs = [box.model.cost(box.shape, choice) for choice in found]
-    cost = min(costs, key=lambda each: _seconds(step_time(each, box.cluster, box.kind, box.overlap)))
-    ways = [
-        (way, step_time(cost, box.cluster, box.kind, box.overlap, placed=way))
-        for way in placements(box.shape, box.cluster)
+    ways, best = placements(box.shape, box.cluster), list[tuple[StepTime, StepCost, CubeShape]]()
+    usual = [
+        (step_time(cost, box.cluster, box.kind, box.overlap), cost)
+        for cost in (box.model.cost(box.shape, choice) for choice in found)
     ]
-    way, time = min(ways, key=lambda each: _seconds(each[1]))
+    for time, cost in sorted(usual, key=lambda each: _seconds(each[0])):
+        if best and time.computing >= best[0][0].total:  # however its axes are placed
+            continue
+        placed = [(step_time(cost, box.cluster, box.kind, box.overlap, placed=way), cost, way) for way in ways]
+        best = [min([*best, *placed], key=lambda each: _seconds(each[0]))]
+    ((time, cost, way),) = best
     return BoxPlan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time)
 
 
@@ -235,11 +240,10 @@ def _seconds(time: StepTime) -> tuple[float, float]:
 
 
 def _fitting(box: _Box) -> Iterator[StepOptions]:
-    """For each way to spend memory the fewest micro-batches that fit; recomputation where nothing else does; and
-    budgets for a part of what could be kept."""
+    """For each way to spend memory the fewest micro-batches that fit, and budgets for a part of what could be kept."""
     numbers, found = box.model.micro_batches(box.shape), dict[tuple[Recompute, bool], int]()
     for recompute, reshard in box.choices:
-        if recompute != "none" and found:
+        if recompute != "none" and found.get(("none", False)) == 0:  # all that could be won is
             break
         plain = StepOptions(recompute=recompute, reshard_after_forward=reshard)
         fewest = _fewest(box, numbers, plain)

@@ -78,9 +78,10 @@ class StepOptions:
     def words(self) -> str:
         """What memory is spent on, or saved by."""
         kept = f"{self.keep_budget // 2**20:,} MiB kept" if self.keep_budget else ""
+        kept = kept or ("" if self.reshard_after_forward else "kept gathers")
         if self.recompute != "none":
             return f"recompute {self.recompute}{kept and ', '}{kept}"
-        return kept or ("shards alone" if self.reshard_after_forward else "kept gathers")
+        return kept or "shards alone"
 
 
 def check_keep_budget(budget: int, reshard_after_forward: bool) -> None:

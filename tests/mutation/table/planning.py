@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "plan-takes-the-slowest",
         "tensor3d/cost_model/search.py",
-        old="way, time = min(ways, key=",
-        new="way, time = max(ways, key=",
+        old="best = [min([*best, *placed], key=",
+        new="best = [max([*best, *placed], key=",
         tests=("tests/cost_model/test_search.py::test_the_best_placement_keeps_what_moves_most_inside_a_node",),
     ),
     Mutation(
@@ -135,7 +135,21 @@ MUTATIONS = (
         "tensor3d/cost_model/search.py",
         old="limit = memory_share * cluster.memory",
         new="limit = cluster.memory",
-        tests=("tests/cost_model/test_search.py::test_memory_decides_what_is_kept",),
+        tests=("tests/cost_model/test_search.py::test_of_all_that_fits_the_fastest_is_taken",),
+    ),
+    Mutation(
+        "plan-computes-again-only-where-nothing-else-fits",
+        "tensor3d/cost_model/search.py",
+        old='if recompute != "none" and found.get(("none", False)) == 0:',
+        new='if recompute != "none" and found:',
+        tests=("tests/cost_model/test_search.py::test_of_all_that_fits_the_fastest_is_taken",),
+    ),
+    Mutation(
+        "plan-never-keeps-what-is-computed-again",
+        "tensor3d/cost_model/search.py",
+        old='    ("layer", False),\n',
+        new="",
+        tests=("tests/cost_model/test_search.py::test_of_all_that_fits_the_fastest_is_taken",),
     ),
     Mutation(
         "plan-keeps-more-than-its-budget",
