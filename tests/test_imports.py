@@ -24,7 +24,7 @@ ROOTS = ("tensor3d", "models", "tools")
 # new module beside them, is given its place here. docs/architecture.md says what each is for.
 LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tensor3d": (
-        ("files", "lazy_package", "torch_private", "versions"),
+        ("files", "lazy_package", "live_objects", "torch_private", "versions"),
         ("ops",),
         ("packing",),
         ("distributed",),

@@ -1,4 +1,4 @@
-"""The autograd graph behind a tensor, for finding mistakes that its values do not show."""
+"""The autograd graph behind a tensor: which gradients a pass is asked for, and mistakes that values do not show."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from tensor3d.torch_private import averaged_sizes, saved_reduction
+from tensor3d.torch_private import averaged_sizes, saved_reduction, will_execute
 
 _FARTHEST = 2000  # nodes looked at; two layers are seldom ten apart
 # What a sum may pass through on its way to other ranks without being divided, or multiplied: who scales it, knows.
@@ -47,3 +48,26 @@ def _is_mean(node: Any) -> bool:
     if node.name() == "MeanBackward0":
         return math.prod(averaged_sizes(node)) > 1
     return saved_reduction(node) == _MEAN
+
+
+def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
+    """For each parameter used by a function, whether the backward pass that runs now is to compute its gradient.
+
+    `ctx.needs_input_grad` says what the forward pass knew. `backward(inputs=...)` and `torch.autograd.grad` ask for
+    some gradients alone, and the `.grad` of a parameter that they do not name must stay as it is.
+
+    Raises:
+        ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
+    """
+    nodes = {id(node.variable): node for node, _ in ctx.next_functions if hasattr(node, "variable")}
+    return [id(parameter) in nodes and _is_executed(nodes[id(parameter)]) for parameter in parameters]
+
+
+def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:
+    try:
+        return will_execute(accumulation)
+    except RuntimeError:  # torch's way to say that autograd.grad wants this very gradient
+        raise ValueError(
+            "torch.autograd.grad cannot return the gradient of a parameter on a cube, which is complete only at the "
+            "end of the pass. Call backward (with inputs=[...] for some parameters alone) and read `.grad`."
+        ) from None

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Kind, Place, summed_elements
-from tensor3d.distributed.process_group import ClosedGroup
+from tensor3d.distributed.group_teardown import ClosedGroup
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 

@@ -15,16 +15,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tensor3d.distributed import process_group
+from tensor3d.distributed import group_teardown, process_group
 from tensor3d.distributed.collectives import Axis, open_group
 from tensor3d.distributed.comm_stats import CommCounter
 from tensor3d.distributed.cube_policies import ExecutionPolicy, MixedPrecisionPolicy
 from tensor3d.distributed.cube_shape import AXES, MESH_AXES, AxisName, CubeShape, check_axes
 from tensor3d.distributed.fp8_scales import Fp8Scales
-from tensor3d.distributed.grad_reducer import GradReducer, UseAgreement
+from tensor3d.distributed.grad_reducer import GradReducer
 from tensor3d.distributed.seeds import ParamNumbers
 from tensor3d.distributed.shadow_weights import ShadowWeights
 from tensor3d.distributed.symmetric_memory import GpuPlace, check_symmetric_memory
+from tensor3d.distributed.use_agreement import UseAgreement
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.seeds import mix
@@ -127,7 +128,7 @@ class Cube:
         if connected:
             forget_shardings()  # those of an equal mesh whose cube is gone
         self.mesh = _mesh(shape, self.device) if connected else None
-        self._groups = process_group.CubeGroups()
+        self._groups = group_teardown.CubeGroups()
         self._every_axis: list[Axis] = []
         self._life = _Life()  # which cubes made by `with_policy` share
         if self.mesh is not None:
@@ -135,7 +136,7 @@ class Cube:
             # Tensors on the mesh use its groups, so they live as long as that: but caches must not keep it.
             for owner, at_end in (
                 (self.mesh, self._groups.end_beside),
-                (self._life, process_group.forget_meshes_at_end),
+                (self._life, group_teardown.forget_meshes_at_end),
             ):
                 finalize(owner, at_end).atexit = False
         self._axes[()] = self._made((), (rank,), None)
@@ -245,14 +246,14 @@ class Cube:
         if self.mesh is None or not dist.is_initialized():
             return
         if self._has_connected:
-            process_group.disconnect(timeout)
+            group_teardown.disconnect(timeout)
         else:
             self._groups.end(timeout)
         for axis in self._every_axis:
             if axis.group is not None:
-                object.__setattr__(axis, "group", process_group.ClosedGroup())  # else what it holds stays open
+                object.__setattr__(axis, "group", group_teardown.ClosedGroup())  # else what it holds stays open
         vars(self.mesh).get("_pg_registry", {}).clear()
-        process_group.forget_meshes()
+        group_teardown.forget_meshes()
         self.ledger.free_buckets()
 
     # --- axes -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tensor3d.distributed.seeds import Number, ParamNumbers
 from tensor3d.ops.fp8 import E4M3, E5M2, scale_of
 
 if TYPE_CHECKING:
-    from tensor3d.distributed.grad_reducer import UseAgreement
+    from tensor3d.distributed.use_agreement import UseAgreement
 
 INPUT, WEIGHT, GRADIENT = range(3)
 """A', W' and dC' of a product."""

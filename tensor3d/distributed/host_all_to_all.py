@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.failure_detector import PeerMonitor
-from tensor3d.distributed.process_group import KeyedStore, job_secret
+from tensor3d.distributed.job_store import KeyedStore
+from tensor3d.distributed.process_group import job_secret
 from tensor3d.torch_private import default_store
 
 # --- Blocks of bytes between processes over gloo, with a wait that can be broken off ----------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape
-from tensor3d.distributed.process_group import objects_of
+from tensor3d.live_objects import objects_of
 
 # --- Which parameter is which -----------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.failure_detector import FailureDetector
-from tensor3d.distributed.process_group import KeyedStore, job_secret
+from tensor3d.distributed.job_store import KeyedStore
+from tensor3d.distributed.process_group import job_secret
 from tensor3d.distributed.rank_status import RankStatus, raised_line, source_line
 from tensor3d.distributed.signals import Clock, SignalPipe
 from tensor3d.torch_private import default_store

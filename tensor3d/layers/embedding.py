@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d.cost_model.comm_volume import LookupWay, lookup_way
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_gather, all_to_all, largest, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
-from tensor3d.distributed.grad_reducer import RowSums, asked_for
+from tensor3d.distributed.grad_reducer import RowSums
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, biased, biased_backward

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
 from tensor3d.ops.as_type import as_type, without_autocast

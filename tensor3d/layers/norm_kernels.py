@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, KINDS, WEIGHT
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable

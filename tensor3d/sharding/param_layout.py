@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes, chunk_bounds
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other

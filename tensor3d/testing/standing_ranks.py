@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tensor3d.distributed.process_group import let_go, objects_of
+from tensor3d.distributed.group_teardown import let_go
+from tensor3d.live_objects import objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
 from tensor3d.torch_private import collectives_issued, default_group, forget_shardings, group_table

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from tensor3d.distributed.failure_detector import GRACE, PeerMonitor, blame_peer
-from tensor3d.distributed.process_group import KeyedStore
+from tensor3d.distributed.job_store import KeyedStore
 from tensor3d.distributed.rank_status import RankStatus
 
 NAMES = [f"rank {2 * i} (data {i} of 3)" for i in range(3)]

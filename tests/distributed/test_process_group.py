@@ -19,7 +19,9 @@ from torch import nn
 
 from tensor3d import Cube
 from tensor3d.distributed.cube_shape import AxisName
-from tensor3d.distributed.process_group import KeyedStore, connect, host_store, objects_of, place
+from tensor3d.distributed.job_store import KeyedStore, host_store
+from tensor3d.distributed.process_group import connect, place
+from tensor3d.live_objects import objects_of
 from tests.listeners import READABLE, listeners
 from tests.ranks import RankError, run_ranks
 

@@ -34,7 +34,7 @@ import torch.distributed as dist
 import tyro
 
 from tensor3d import Cube, CubeShape
-from tensor3d.distributed import process_group
+from tensor3d.distributed import group_teardown, job_store, process_group
 from tensor3d.distributed.cube_shape import AxisName
 from tensor3d.distributed.process_group import WorkerInfo
 from tensor3d.distributed.watchdog import Watchdog
@@ -264,7 +264,7 @@ def examine(
     report = Report(arguments=arguments, output=command.output)
     raw = open_store(command, place, report) if launched else None
     board = StoreRounds(
-        process_group.KeyedStore(raw, "tensor3d/doctor", process_group.job_secret()) if raw is not None else None,
+        job_store.KeyedStore(raw, "tensor3d/doctor", process_group.job_secret()) if raw is not None else None,
         names=MemberNames(kind="rank", per_node=place.per_node),
         member=place.rank,
         members=place.world,
@@ -291,7 +291,7 @@ def examine(
             report.conclude(shape.ranks)
         cube.close()
         if dist.is_initialized():
-            process_group.disconnect(timedelta(minutes=1))
+            group_teardown.disconnect(timedelta(minutes=1))
     except NotReadyError:
         board.leave(host=place.rank == 0 and not place.hosted)
         if dist.is_initialized():

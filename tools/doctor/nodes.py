@@ -23,7 +23,8 @@ from typing import Any
 import torch.distributed as dist
 import tyro
 
-from tensor3d.distributed.process_group import KeyedStore, host_store, job_secret
+from tensor3d.distributed.job_store import KeyedStore, host_store
+from tensor3d.distributed.process_group import job_secret
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
 from tools.common.signals import ending_on_sigterm

@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         "groups-of-a-cube-with-another-timeout",
-        "tensor3d/distributed/process_group.py",
+        "tensor3d/distributed/group_teardown.py",
         old="                set_timeout(group, timeout)\n",
         new="                pass\n",
         tests=("tests/distributed/test_cube.py::test_groups_wait_as_long_as_the_default_one",),

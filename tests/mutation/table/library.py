@@ -181,7 +181,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ledger-ranks-are-taken-for-alike",
-        "tensor3d/distributed/grad_reducer.py",
+        "tensor3d/distributed/use_agreement.py",
         old="        if not alike:",
         new="        if False:",
         tests=("tests/distributed/test_different_parameters.py",),
@@ -218,7 +218,7 @@ MUTATIONS = (
     ),
     Mutation(
         "what-a-cube-left-is-collected-while-the-process-ends",
-        "tensor3d/distributed/process_group.py",
+        "tensor3d/distributed/group_teardown.py",
         old='threading.Thread(target=_forget_soon, name="end of a cube").start()',
         new='threading.Thread(target=_forget_soon, name="end of a cube", daemon=True).start()',
         tests=("tests/distributed/test_many_cubes.py::test_a_process_ends_well_while_what_a_cube_left_is_collected",),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensor3d.distributed.process_group import disconnect
+from tensor3d.distributed.group_teardown import disconnect
 from tensor3d.testing import processes
 from tests.ports import free_port
 from tests.ranks import PRELOAD

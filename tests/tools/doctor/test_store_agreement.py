@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tensor3d.distributed.process_group import KeyedStore
+from tensor3d.distributed.job_store import KeyedStore
 from tools.doctor import store_agreement
 from tools.doctor.rules import Finding, MemberNames, NotReadyError
 from tools.doctor.store_agreement import MEETING, RoundResult, StoreRounds
