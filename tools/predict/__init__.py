@@ -4,7 +4,8 @@ from tools.predict import load
 load("runs/quickstart", "fill-mask").predict(["The [MASK] of a list is counted from zero."])
 """
 
-from tools.predict.predictor import Predictor, load
+from tools.predict.loading import load
+from tools.predict.predictor import Predictor
 from tools.predict.results import (
     Answered,
     Classified,

@@ -22,6 +22,7 @@ from tools.common.files import check_output, draft, not_plain_text
 from tools.common.garbage import loaded_objects_left_alone
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
+from tools.predict.loading import check_folder, load
 from tools.predict.outputs import (
     ArrayOutput,
     ColumnsOutput,
@@ -32,7 +33,7 @@ from tools.predict.outputs import (
     ReadableOutput,
     ResultWriter,
 )
-from tools.predict.predictor import OnError, Predictor, StopError, check_folder, load
+from tools.predict.predictor import OnError, Predictor, StopError
 from tools.predict.results import Scored, Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
 from tools.predict.tasks import Embed, TaskName
