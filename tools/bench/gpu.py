@@ -84,26 +84,87 @@ class GpuCommand(Subcommand):
         return [stage for name, stage in known.items() if name in names]
 
     def _known(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.all_stages(self._packs())}
+
+    def _packs(self) -> list[int]:
         try:
             packs = [int(each) for each in self.packs.split(",")]
         except ValueError:
             packs = []
         if not packs or min(packs) < 1:
             raise ValueError(f"--packs must be whole numbers from 1 on, with commas. Got {self.packs!r}.")
-        return {stage.name: stage for stage in self.all_stages(packs)}
+        return packs
 
     def all_stages(self, packs: Sequence[int]) -> list[Stage]:
         """What is worth most comes first."""
-        bench = ("-m", "tools.bench")
-        beside = ("-n", str(_PROCESSES)) if usable_cores() >= 2 * _PROCESSES else ("-n", "0")
-        histogram = () if self.histogram is None else ("--histogram", str(self.histogram))
-        sizes = ("--length", str(self.length), "--vocab", str(self.vocab), *histogram)
-        if self.layers is not None:
-            sizes = (*sizes, "--layers", str(self.layers))
-        library = (*bench, "library", "--presets", self.preset, "--precisions", self.precision, *sizes)
-        varlen = ("--dropout", "0.1", "--attention-dropout", "0")
-        turns = ("--rounds", "3", "--warmup", "3", "--micro-batch", str(packs[0]), "--packs", str(packs[0]))
-        stages = [
+        first, most = packs[0], max(packs)
+        few = [self._many_packs(count) for count in packs[1:] if count != most]
+        many = [self._many_packs(count) for count in packs[1:] if count == most]  # where a GPU is at its best
+        if many and torch.cuda.is_available():
+            many.append(
+                self._beside_library(
+                    f"graph-{most}",
+                    "the same as a CUDA graph, alone: nobody else gets its memory",
+                    contenders=f"transformers-masked,{GRAPHED}",
+                    sequences=2 * most,
+                    packs=most,
+                    micro_batch=min(_PADDED, most),
+                    seconds=180,
+                )
+            )
+        stages = [*self._facts_and_tests(), self._profile(packs[-1]), *many]
+        stages.append(
+            self._beside_library(
+                "library",
+                "BERT beside transformers: padded, unpadded, eager and compiled",
+                contenders=_CONTENDERS if torch.cuda.is_available() else _CONTENDERS.replace(f",{GRAPHED}", ""),
+                sequences=16 * first,
+                packs=first,
+                seconds=560,
+            )
+        )
+        stages += few
+        if self.precision == "bf16":
+            stages.append(
+                self._beside_library(
+                    "fp8",
+                    "linear layers in FP8, beside bf16 alone, eager and compiled",
+                    contenders=_IN_FP8,
+                    sequences=2 * packs[-1],
+                    packs=packs[-1],
+                    seconds=420,
+                )
+            )
+        stages.append(self._attention())
+        stages.append(
+            self._beside_library(
+                "sorted",
+                "beside transformers on batches sorted by length, with dropout of attention weights",
+                contenders="transformers,transformers-masked,ours-rows,ours-rows-compiled",
+                inputs="sorted",
+                sequences=16 * first,
+                packs=first,
+                attention_dropout=True,
+                seconds=400,
+            )
+        )
+        why = "the machine, as before a run"
+        return [*stages, Stage(name="doctor", why=why, command=("-m", "tools.doctor"), seconds=240)]
+
+    @property
+    def _lengths(self) -> tuple[str, ...]:
+        return () if self.histogram is None else ("--histogram", str(self.histogram))
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        layers = () if self.layers is None else ("--layers", str(self.layers))
+        return ("--length", str(self.length), "--vocab", str(self.vocab), *self._lengths, *layers)
+
+    def _facts_and_tests(self) -> list[Stage]:
+        workers = str(_PROCESSES) if usable_cores() >= 2 * _PROCESSES else "0"
+        pytest = ("-m", "pytest", "-q", "-ra", "-n", workers, "-p", "no:cacheprovider", "-p", "no:benchmark")
+        hangs = ("-o", f"faulthandler_timeout={_HANGS}", "-o", "faulthandler_exit_on_timeout=false")
+        return [
             Stage(
                 name="facts",
                 why="versions of all packages, the GPU and its clocks, how fast it copies and multiplies",
@@ -113,196 +174,71 @@ class GpuCommand(Subcommand):
             Stage(
                 name="tests",
                 why="what needs a GPU, and the same numbers as a CPU's",
-                command=(
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-ra",
-                    *beside,
-                    "-p",
-                    "no:cacheprovider",
-                    "-p",
-                    "no:benchmark",
-                    "-o",
-                    f"faulthandler_timeout={_HANGS}",
-                    "-o",
-                    "faulthandler_exit_on_timeout=false",
-                    "--durations=15",
-                    "-m",
-                    "not slow and not long",
-                    *_TESTS,
-                ),
+                command=(*pytest, *hangs, "--durations=15", "-m", "not slow and not long", *_TESTS),
                 seconds=480,
             ),
-            Stage(
-                name="profile",
-                why="the dearest kernels of a step, and the time without one",
-                command=(
-                    *bench,
-                    "profile",
-                    "--preset",
-                    self.preset,
-                    "--precision",
-                    self.precision,
-                    *sizes,
-                    "--packs",
-                    str(packs[-1]),
-                    "--trace",
-                    str(self.output / "trace.json.gz"),
-                    "--output",
-                    str(self.output / "profile.json"),
-                ),
-                seconds=180,
-            ),
-            Stage(
-                name="library",
-                why="BERT beside transformers: padded, unpadded, eager and compiled",
-                command=(
-                    *library,
-                    "--inputs",
-                    "padded",
-                    "--sequences",
-                    str(16 * packs[0]),
-                    *turns,
-                    *varlen,
-                    "--contenders",
-                    _here(_CONTENDERS),
-                    "--output",
-                    str(self.output / "library.json"),
-                ),
-                seconds=560,
-            ),
         ]
-        of_packs = {
-            count: Stage(
-                name=f"packs-{count}",
-                why="the same with more packs a micro-batch",
-                command=(
-                    *library,
-                    "--inputs",
-                    "padded",
-                    "--sequences",
-                    str(2 * count),
-                    "--rounds",
-                    "3",
-                    "--warmup",
-                    "3",
-                    "--packs",
-                    str(count),
-                    "--micro-batch",
-                    str(count),
-                    *varlen,
-                    "--contenders",
-                    _MANY_PACKS if count == max(packs) else _FEW_PACKS,
-                    "--output",
-                    str(self.output / f"packs-{count}.json"),
-                ),
-                seconds=420 if count == max(packs) else 240,
-            )
-            for count in packs[1:]
-        }
-        most = [of_packs.pop(count) for count in packs[1:] if count == max(packs)]  # where a GPU is at its best
-        if most and torch.cuda.is_available():
-            most.append(
-                Stage(
-                    name=f"graph-{max(packs)}",
-                    why="the same as a CUDA graph, alone: nobody else gets its memory",
-                    command=(
-                        *library,
-                        "--inputs",
-                        "padded",
-                        "--sequences",
-                        str(2 * max(packs)),
-                        "--rounds",
-                        "3",
-                        "--warmup",
-                        "3",
-                        "--packs",
-                        str(max(packs)),
-                        "--micro-batch",
-                        str(min(_PADDED, max(packs))),
-                        *varlen,
-                        "--contenders",
-                        f"transformers-masked,{GRAPHED}",
-                        "--output",
-                        str(self.output / f"graph-{max(packs)}.json"),
-                    ),
-                    seconds=180,
-                )
-            )
-        stages[-1:] = [*most, stages[-1], *of_packs.values()]
-        if self.precision == "bf16":
-            stages.append(
-                Stage(
-                    name="fp8",
-                    why="linear layers in FP8, beside bf16 alone, eager and compiled",
-                    command=(
-                        *library,
-                        "--inputs",
-                        "padded",
-                        "--sequences",
-                        str(2 * packs[-1]),
-                        "--rounds",
-                        "3",
-                        "--warmup",
-                        "3",
-                        "--packs",
-                        str(packs[-1]),
-                        "--micro-batch",
-                        str(packs[-1]),
-                        *varlen,
-                        "--contenders",
-                        _IN_FP8,
-                        "--output",
-                        str(self.output / "fp8.json"),
-                    ),
-                    seconds=420,
-                )
-            )
-        attention = (*bench, "attention", *histogram, "--heads", "16", "--longest", str(self.length))
-        on_gpu = torch.cuda.is_available()
-        stages += [
-            Stage(
-                name="attention",
-                why="attention alone, by backend",
-                command=(
-                    *attention,
-                    "--type",
-                    "bf16" if on_gpu else "fp32",
-                    "--backends",
-                    "grouped,varlen,flex" if on_gpu else "grouped",
-                    "--output",
-                    str(self.output / "attention.json"),
-                ),
-                seconds=240,
-            ),
-            Stage(
-                name="sorted",
-                why="beside transformers on batches sorted by length, with dropout of attention weights",
-                command=(
-                    *library,
-                    "--inputs",
-                    "sorted",
-                    "--sequences",
-                    str(16 * packs[0]),
-                    *turns,
-                    "--dropout",
-                    "0.1",
-                    "--contenders",
-                    "transformers,transformers-masked,ours-rows,ours-rows-compiled",
-                    "--output",
-                    str(self.output / "sorted.json"),
-                ),
-                seconds=400,
-            ),
-            Stage(
-                name="doctor",
-                why="the machine, as before a run",
-                command=("-m", "tools.doctor"),
-                seconds=240,
-            ),
-        ]
-        return stages
+
+    def _profile(self, packs: int) -> Stage:
+        model = ("--preset", self.preset, "--precision", self.precision, *self._sizes, "--packs", str(packs))
+        files = ("--trace", str(self.output / "trace.json.gz"), "--output", str(self.output / "profile.json"))
+        return Stage(
+            name="profile",
+            why="the dearest kernels of a step, and the time without one",
+            command=("-m", "tools.bench", "profile", *model, *files),
+            seconds=180,
+        )
+
+    def _many_packs(self, packs: int) -> Stage:
+        is_most = packs == max(self._packs())
+        return self._beside_library(
+            f"packs-{packs}",
+            "the same with more packs a micro-batch",
+            contenders=_MANY_PACKS if is_most else _FEW_PACKS,
+            sequences=2 * packs,
+            packs=packs,
+            seconds=420 if is_most else 240,
+        )
+
+    def _attention(self) -> Stage:
+        kind, backends = ("bf16", "grouped,varlen,flex") if torch.cuda.is_available() else ("fp32", "grouped")
+        sizes = (*self._lengths, "--heads", "16", "--longest", str(self.length))
+        output = ("--output", str(self.output / "attention.json"))
+        return Stage(
+            name="attention",
+            why="attention alone, by backend",
+            command=("-m", "tools.bench", "attention", *sizes, "--type", kind, "--backends", backends, *output),
+            seconds=240,
+        )
+
+    def _beside_library(
+        self,
+        name: str,
+        why: str,
+        *,
+        contenders: str,
+        sequences: int,
+        packs: int,
+        seconds: int,
+        micro_batch: int | None = None,
+        inputs: str = "padded",
+        attention_dropout: bool = False,
+    ) -> Stage:
+        """`bench library`: our BERT and that of transformers, by turns.
+
+        Args:
+            micro_batch: sequences of a padded one; None: as many as packs.
+            attention_dropout: whether attention weights have dropout, which `varlen` does not have.
+        """
+        model = ("--presets", self.preset, "--precisions", self.precision, *self._sizes, "--dropout", "0.1")
+        if not attention_dropout:
+            model = (*model, "--attention-dropout", "0")
+        batch = ("--inputs", inputs, "--sequences", str(sequences), "--packs", str(packs))
+        padded = ("--micro-batch", str(packs if micro_batch is None else micro_batch))
+        turns = ("--rounds", "3", "--warmup", "3", "--contenders", contenders)
+        output = ("--output", str(self.output / f"{name}.json"))
+        command = ("-m", "tools.bench", "library", *model, *batch, *padded, *turns, *output)
+        return Stage(name=name, why=why, command=command, seconds=seconds)
 
 
 _CONTENDERS = (
@@ -320,8 +256,3 @@ _IN_FP8 = (
     "transformers-masked,ours-rows,ours-rows-compiled,ours-rows-fp8,ours-rows-compiled-fp8,"
     "ours-rows-compiled-tensorwise,ours-rows-compiled-delayed"
 )
-
-
-def _here(contenders: str) -> str:
-    """Without what a machine without a GPU refuses."""
-    return contenders if torch.cuda.is_available() else contenders.replace(f",{GRAPHED}", "")
