@@ -39,7 +39,7 @@ from tensor3d.distributed.data_shares import lies_in_share, refuse_unaware_optim
 from tensor3d.distributed.grad_arrival import HeldHooks, PendingGrad, add_to_grads, arrive, block_of, is_watched
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, GradSlot, KeptMemory
 from tensor3d.distributed.seeds import Number, ParamNumbers, check_copies, names_of, number_of
-from tensor3d.torch_private import at_end_of_pass, backward_pass, will_execute
+from tensor3d.torch_private import at_end_of_pass, backward_pass, has_storage, will_execute
 
 T = TypeVar("T")
 _MOST_NAMED = 6  # parameters in a message
@@ -390,6 +390,8 @@ class GradReducer:
             self._observe("summed")
             if self._at_sum is not None and not self._passes:
                 self._at_sum(self.agreement)
+        if self.agreement is None:
+            _check_memory(arrived)
         self._guard_steps()
         # Where `.grad` is there already, sums are added to it, and what they lie in is used no more. And sums of
         # micro-batches lie elsewhere until the last one: memory that stays would be there beside them.
@@ -813,6 +815,19 @@ class UseAgreement:
         values: list[Any] = [None] * self._everyone.size
         dist.all_gather_object(values, value, group=open_group(self._everyone))
         return values
+
+
+def _check_memory(arrived: Sequence[PendingGrad]) -> None:
+    """Raises ValueError where the memory of a parameter is gone before its gradient is there: whoever has lent it for
+    this pass has looked for the gradient already, and found none."""
+    for entry in arrived:
+        if not has_storage(entry.parameter):
+            raise ValueError(
+                f"the memory of a parameter of shape {tuple(entry.parameter.shape)} was given back within the backward "
+                "pass, as fully_shard does when it has summed gradients: that of a layer of tensor3d is there at the "
+                "end of the pass, and would be lost. Leave fully_shard out, and make the cube of all processes: "
+                "Cube(x=N) is fully sharded data parallelism."
+            )
 
 
 def _hashed(text: str) -> int:
