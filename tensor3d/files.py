@@ -138,8 +138,11 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
         return
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = next(name for name, is_kind in _KINDS.items() if is_kind(found.st_mode))
-    raise OSError(errno.EINVAL, f"it is {kind}, and a regular file is needed", str(path))
+    raise OSError(errno.EINVAL, f"it is {_kind(found)}, and a regular file is needed", str(path))
+
+
+def _kind(found: os.stat_result) -> str:
+    return next(name for name, is_kind in _KINDS.items() if is_kind(found.st_mode))
 
 
 def _without_waiting(name: str, flags: int) -> int:
@@ -150,7 +153,18 @@ def _not_through_links(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-# --- Folders to write to, and what is taken away ----------------------------------------------------------------------
+# --- What is written to, and what is taken away -----------------------------------------------------------------------
+
+
+def check_replaceable(path: Path, option: str = "--output") -> None:
+    """Raises ValueError where what bears the name, also by a link, is a FIFO, a socket or a device: a file that is
+    written beside and renamed would take its place, of /dev/null for the whole machine."""
+    if not path.exists() or path.is_file() or path.is_dir():
+        return
+    raise ValueError(
+        f"{option} must be a file. {path} is {_kind(path.stat())}, whose place the file would take. Name another path, "
+        "and copy it from there."
+    )
 
 
 def nearest(path: Path) -> Path:

@@ -85,6 +85,16 @@ under_transforms: Callable[[], bool] = private("_C._are_functorch_transforms_act
 """Whether this runs within a transform of `torch.func`, such as `vmap`."""
 
 
+def summed_by_ddp(inputs: Sequence[Any]) -> Tensor | None:
+    """Of these, a parameter whose gradient the DistributedDataParallel waits for whose forward pass runs now, if one
+    does."""
+    around = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if around is None:
+        return None
+    own = {id(parameter) for parameter in around._module_parameters}
+    return next((each for each in inputs if id(each) in own and each.requires_grad), None)
+
+
 def sequence_nr(node: Any) -> int:
     """When a node was made, among others."""
     return int(node._sequence_nr())

@@ -50,7 +50,8 @@ class ExecutionPolicy:
     """Where products are in another type than the parameters (`MixedPrecisionPolicy.compute`, autocast), copies of
     their weights and biases in that type are made once after a change, and used and gathered as they are
     (distributed/shadow_weights.py); else each use converts its weight. It costs the memory of the copies: 2 bytes an
-    element of a rank's blocks in bf16. The results are the same bits. Edits in place through `.data` are not seen:
+    element of a rank's blocks in bf16. The results are the same bits. Edits in place through `.data` are not seen, nor
+    those of DTensors by foreach operators outside of an optimiser's step (`torch.optim.swa_utils.AveragedModel`):
     `cube.shadows.forget()` after them, on the ranks that have made them. Not yet timed on a GPU; on a CPU it saves
     little."""
 

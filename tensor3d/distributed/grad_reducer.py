@@ -37,7 +37,7 @@ from tensor3d.distributed.grad_arrival import HeldHooks, PendingGrad, add_to_gra
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, KeptMemory
 from tensor3d.distributed.seeds import Number, names_of, number_of
 from tensor3d.distributed.use_agreement import OwnUses, Record, UseAgreement, slot_of
-from tensor3d.torch_private import at_end_of_pass, backward_pass
+from tensor3d.torch_private import at_end_of_pass, backward_pass, has_storage
 
 _MOST_NAMED = 6  # parameters in a message
 _NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
@@ -382,6 +382,8 @@ class GradReducer:
             self._observe("summed")
             if self._at_sum is not None and not self._passes:
                 self._at_sum(self.agreement)
+        if self.agreement is None:
+            _check_memory(arrived)
         self._guard_steps()
         # Where `.grad` is there already, sums are added to it, and what they lie in is used no more. And sums of
         # micro-batches lie elsewhere until the last one: memory that stays would be there beside them.
@@ -519,3 +521,16 @@ def _add(entries: dict[int, PendingGrad], parameter: nn.Parameter, handed: Tenso
         entries[id(parameter)] = PendingGrad(parameter=parameter, gradient=gradient, over=over, owned=owned)
     else:
         entry.add(gradient)
+
+
+def _check_memory(arrived: Sequence[PendingGrad]) -> None:
+    """Raises ValueError where the memory of a parameter is gone before its gradient is there: whoever has lent it for
+    this pass has looked for the gradient already, and found none."""
+    for entry in arrived:
+        if not has_storage(entry.parameter):
+            raise ValueError(
+                f"the memory of a parameter of shape {tuple(entry.parameter.shape)} was given back within the backward "
+                "pass, as fully_shard does when it has summed gradients: that of a layer of tensor3d is there at the "
+                "end of the pass, and would be lost. Leave fully_shard out, and make the cube of all processes: "
+                "Cube(x=N) is fully sharded data parallelism."
+            )

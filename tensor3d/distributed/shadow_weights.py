@@ -10,9 +10,9 @@ none.
 A change is seen by the version counters of the parameter and of its local block, by where that block lies, and by the
 end of an optimiser's step, whose foreach and fused operators leave the counters of a DTensor as they are. What none of
 them shows is an edit in place through `.data` (`parameter.data.add_(1)`), through memory that NumPy or a collective
-writes to, and, of DTensors, by foreach operators or to the block of a detached one, as `torch.distributed.checkpoint`
-loads into a `state_dict()`: `ShadowWeights.forget` after it. An edit under `torch.no_grad`, of the parameter or of its
-block, is seen; so is all that this library reads into a model.
+writes to, and, of DTensors, by foreach operators (`torch.optim.swa_utils.AveragedModel`) or to the block of a detached
+one, as `torch.distributed.checkpoint` loads into a `state_dict()`: `ShadowWeights.forget` after it. An edit under
+`torch.no_grad`, of the parameter or of its block, is seen; so is all that this library reads into a model.
 
 A copy that somebody still holds (a graph that waits for its backward pass, a gather on its way) keeps its numbers: the
 next one gets memory of its own. Else its memory is written anew. While a CUDA graph is captured, and for what has no

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch.autograd.function import once_differentiable as guarded
 
-from tensor3d.torch_private import is_there, under_transforms
+from tensor3d.torch_private import is_there, summed_by_ddp, under_transforms
 
 _C = TypeVar("_C")
 _P = ParamSpec("_P")
@@ -22,10 +22,22 @@ _R = TypeVar("_R")
 
 class Function(torch.autograd.Function):
     """Torch's, whose `apply` takes two thirds of the time: it does not look through all arguments for what transforms
-    of `torch.func` have left behind. Within one, torch's own decides."""
+    of `torch.func` have left behind. Within one, torch's own decides.
+
+    Raises ValueError for a parameter of a `DistributedDataParallel`, which hooks into what adds to `.grad` and so would
+    never see the gradients that functions hand to a cube's ledger: it would sum zeros, or nothing, without a word.
+    """
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
+        unseen = summed_by_ddp(args)
+        if unseen is not None and torch.is_grad_enabled():
+            raise ValueError(
+                f"a parameter of shape {tuple(unseen.shape)} is used by a layer of tensor3d within "
+                "DistributedDataParallel, which would not see its gradient: the cube's ledger brings that to .grad. "
+                "Leave DistributedDataParallel out, and make the cube of all processes: Cube(..., data=N) sums over N "
+                "copies."
+            )
         if not is_there(under_transforms) or under_transforms():
             return super().apply(*args)
         behind: Any = super(torch.autograd.Function, cls)

@@ -24,6 +24,7 @@ from tensor3d.files import (  # noqa: F401 - whoever works with files finds all 
     append,
     beside,
     check_folder,
+    check_replaceable,
     create,
     draft,
     make_folder,
@@ -99,6 +100,7 @@ def check_output(path: Path | None, option: str = "--output") -> None:
     nearest(path)
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
+    check_replaceable(path, option)
     sweep_drafts(path.parent, of=path.name)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import tyro
 
@@ -353,6 +353,9 @@ class RankCommand(PredictCommand):
         return {"top": self.top, "collection": self.collection}
 
 
+_VectorFormat = Literal["jsonl", "npy", "parquet"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(PredictCommand):
     """A vector for each text: {"text": ...} to {"vector": [...]}; or, with --against, the texts whose vectors are
@@ -367,7 +370,7 @@ class EmbedCommand(PredictCommand):
     dimensions: int | None = None
     """Numbers of a vector, from the first one: those after which it has learnt to be cut (data.sizes of fine-tuning).
     Lengths of 1 become 1 again. Default: all."""
-    output_format: Literal["jsonl", "npy", "parquet"] = "jsonl"
+    output_format: _VectorFormat = "jsonl"
     """"npy": an array, float32 (texts, numbers of a vector), in --output; a skipped text is a row of nan. "parquet":
     columns id, vector and error, in --output."""
     against: Path | None = None
@@ -386,6 +389,12 @@ class EmbedCommand(PredictCommand):
         if self.output_format != "jsonl" and self.output is None:
             name = self.output_format
             raise ValueError(f"--output-format {name} needs a file. Give --output FILE.{name}.")
+        named = "" if self.output is None else self.output.suffix[1:].lower()
+        if named in get_args(_VectorFormat) and named != self.output_format:
+            raise ValueError(
+                f"--output {self.output} is a name of {named}, by which --against will read it, and what is written is "
+                f"{self.output_format}. Give --output-format {named}, or another name."
+            )
         if self.output_format != "jsonl" and self.against is not None:
             raise ValueError(
                 f"--against gives hits, which {self.output_format} has no place for. Leave one of them out."

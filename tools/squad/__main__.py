@@ -81,6 +81,7 @@ class WindowsCommand:
 
     def run(self) -> int:
         settings = AnswerSettings(max_length=self.max_length, stride=self.stride, question_length=self.question_length)
+        check_output(self.histogram, "--histogram")
         tokenizer = _tokenizer(self.vocab, cased=self.cased, strip_accents=self.strip_accents)
         found = read_questions(self.file, bad=self.bad, answers=False)
         windows = make_windows(

@@ -320,7 +320,7 @@ def test_drafts_that_were_left_behind_are_removed_and_young_ones_of_others_are_n
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device"])
 @pytest.mark.parametrize("linked", [False, True])
-def test_only_regular_files_are_read(tmp_path: Path, kind: str, linked: bool) -> None:
+def test_only_regular_files_are_read_and_replaced(tmp_path: Path, kind: str, linked: bool) -> None:
     path = tmp_path / "file"
     if kind == "a device":
         path.symlink_to("/dev/zero")
@@ -328,8 +328,11 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str, linked: bool) ->
         PLANTED[kind](path, path)
     if linked:
         (tmp_path / "link").symlink_to(path)
+    named = tmp_path / ("link" if linked else "file")
     with pytest.raises(OSError, match=f"it is {kind}, and a regular file is needed"):
-        library.read_file(tmp_path / ("link" if linked else "file"))
+        library.read_file(named)
+    with pytest.raises(ValueError, match=f"--html must be a file. .* is {kind}, whose place the file would take"):
+        check_output(named, "--html")
     (tmp_path / "good").write_bytes(b"content")
     (tmp_path / "to good").symlink_to("good")
     assert library.read_file(tmp_path / "to good") == b"content"
