@@ -252,7 +252,8 @@ class BertConfig:
     @property
     def local_layers(self) -> int:
         """Layers whose attention has a window."""
-        return sum(self.window_of(layer) is not None for layer in range(self.layers))
+        every = 3 if self.global_every is None else self.global_every
+        return 0 if self.window is None else self.layers - -(-self.layers // every)
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""

@@ -111,7 +111,9 @@ class CommModel:
         return "+".join(axis for axis in AXES if axis in axes and self.size(axis) > 1)
 
     def _counted(self, name: str, kind: Kind, received: int) -> Bytes:
-        return Counter({(name, kind): received if self.unit == "bytes" else 1})
+        found: Bytes = Counter()  # `Counter` looks long at what it is given
+        found[name, kind] = received if self.unit == "bytes" else 1
+        return found
 
 
 def times(count: Bytes, number: int) -> Bytes:
@@ -149,8 +151,9 @@ class ProductTraffic:
     scatter_dw: Bytes
 
 
+@lru_cache(256)  # a search asks thousands of times for products of the same sizes
 def product_collectives(wire: CommModel, rows: int, k: int, n: int, face: Side = "z") -> ProductTraffic:
-    """Of one product of `tensor3d.sharding.matmul` (Bian et al. 2021, §3.1)."""
+    """Of one product of `tensor3d.sharding.matmul` (Bian et al. 2021, §3.1). Shared: not to be changed."""
     a, c = other(face), face
     slab = chunk(n, wire.size(a), wire.index(a))  # output features of this rank's slice
     columns = k // wire.size(c)
@@ -166,6 +169,7 @@ def product_collectives(wire: CommModel, rows: int, k: int, n: int, face: Side =
     )
 
 
+@lru_cache(256)
 def product(
     wire: CommModel,
     rows: int,
@@ -177,7 +181,7 @@ def product(
     kept: Kept = False,
     forward_only: bool = False,
 ) -> Bytes:
-    """One matrix product: three collectives forward, five backward.
+    """One matrix product: three collectives forward, five backward. Shared: not to be changed.
 
     Args:
         kept: of `reshard_after_forward=False` both, of "input" the weight, of "weight" the input.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, pairwise
 
 from tensor3d.cost_model.comm_volume import Kept, Side, other
 from tensor3d.distributed.cube_shape import CubeShape, travel_together
@@ -49,8 +50,9 @@ class KeptCount:
 
     def runs(self, number: int) -> Iterator[tuple[Kept, int]]:
         """What the products keep, of `number` of them, with how many keep it."""
-        for kept, products in groupby(self.of(place, number) for place in range(number)):
-            yield kept, sum(1 for _ in products)
+        ends = sorted({0, number, max(0, number - self.inputs), max(0, number - self.weights)})
+        for first, end in pairwise(ends):
+            yield self.of(first, number), end - first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,68 @@ class _Operand:
         return -self.members, self.bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class GatheredOperands:
+    """All that the products of a model gather, from which a budget chooses."""
+
+    products: Sequence[GatheringProduct]
+    alike: tuple[tuple[_Operand, ...], ...]
+    """Operands that spare as much for a byte and are as large, the first to be kept first."""
+
+    @classmethod
+    def of(
+        cls,
+        products: Sequence[GatheringProduct],
+        shape: CubeShape,
+        rows: int,
+        weight_group_bytes: int | None = None,
+    ) -> GatheredOperands:
+        """Args: see `choose_kept`."""
+        operands = [each for number, product in enumerate(products) for each in _gathered(number, product, shape, rows)]
+        for block in {product.block for product in products if product.block is not None}:
+            inside = {number for number, product in enumerate(products) if product.block == block}
+            operands = _together(operands, inside, shape, weight_group_bytes)
+        ordered = sorted(operands, key=lambda each: each.order)
+        return cls(
+            products=products, alike=tuple(tuple(same) for _, same in groupby(ordered, key=lambda each: each.order))
+        )
+
+    def within(self, budget: int) -> KeptChoice:
+        """What a budget of so many bytes keeps."""
+        products = self.products
+        inputs, weights = [0] * len(products), [0] * len(products)
+        held = spared = collectives = 0
+        for alike, order in zip(self.alike, self._orders, strict=True):
+            size, members = alike[0].bytes, alike[0].members
+            taken = min(len(order), (budget - held) // size)
+            for number, operand in enumerate(alike):
+                count = order[:taken].count(number)
+                for product in operand.products:
+                    (weights if operand.is_weight else inputs)[product] += count
+            held += taken * size
+            spared += taken * (size // members * (members - 1))
+            collectives += taken
+        return KeptChoice(
+            counts=tuple(KeptCount(inputs=a, weights=w) for a, w in zip(inputs, weights, strict=True)),
+            held_bytes=held,
+            spared_bytes=spared,
+            spared_collectives=collectives,
+        )
+
+    @cached_property
+    def _orders(self) -> list[list[int]]:
+        """Of operands alike, in each place of the model from the last one on, which stands there."""
+        found = []
+        for alike in self.alike:
+            order = sorted(
+                (-place, each.is_weight, number)
+                for number, each in enumerate(alike)
+                for place in self.products[each.products[0]].places
+            )
+            found.append([number for _, _, number in order])
+        return found
+
+
 def choose_kept(
     products: Sequence[GatheringProduct],
     shape: CubeShape,
@@ -97,29 +161,7 @@ def choose_kept(
         budget: bytes on each rank.
         weight_group_bytes: as of `ExecutionPolicy`.
     """
-    operands = [each for number, product in enumerate(products) for each in _gathered(number, product, shape, rows)]
-    for block in {product.block for product in products if product.block is not None}:
-        inside = {number for number, product in enumerate(products) if product.block == block}
-        operands = _together(operands, inside, shape, weight_group_bytes)
-    inputs, weights = [0] * len(products), [0] * len(products)
-    held = spared = collectives = 0
-    for _, group in groupby(sorted(operands, key=lambda each: each.order), key=lambda each: each.order):
-        alike = list(group)
-        size, members = alike[0].bytes, alike[0].members
-        found = sum(len(products[each.products[0]].places) for each in alike)
-        taken = min(found, (budget - held) // size)
-        for operand, count in _last(taken, found, alike, products):
-            for product in operand.products:
-                (weights if operand.is_weight else inputs)[product] += count
-        held += taken * size
-        spared += taken * (size // members * (members - 1))
-        collectives += taken
-    return KeptChoice(
-        counts=tuple(KeptCount(inputs=a, weights=w) for a, w in zip(inputs, weights, strict=True)),
-        held_bytes=held,
-        spared_bytes=spared,
-        spared_collectives=collectives,
-    )
+    return GatheredOperands.of(products, shape, rows, weight_group_bytes).within(budget)
 
 
 def gathered_bytes(products: Sequence[GatheringProduct], shape: CubeShape, rows: int) -> int:
@@ -153,20 +195,3 @@ def _together(
     numbers = tuple(each.products[0] for each in mine)
     one = _Operand(products=numbers, is_weight=True, members=mine[0].members, bytes=size)
     return [each for each in operands if each not in mine] + [one]
-
-
-def _last(
-    taken: int, found: int, alike: Sequence[_Operand], products: Sequence[GatheringProduct]
-) -> Iterator[tuple[_Operand, int]]:
-    """Of operands of one size the last `taken` in the model, and how many of each."""
-    if taken == found:
-        for each in alike:
-            yield each, len(products[each.products[0]].places)
-        return
-    order = sorted(
-        (-place, each.is_weight, number)
-        for number, each in enumerate(alike)
-        for place in products[each.products[0]].places
-    )
-    for _, _, number in order[:taken]:
-        yield alike[number], 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import permutations
 
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.step_cost import Memory, PlannedModel, Recompute, StepCost, StepOptions
-from tensor3d.cost_model.step_time import Overlap, StepTime, step_time
+from tensor3d.cost_model.step_time import Overlap, StepTime, UnplacedStep, Wires
 from tensor3d.distributed.cube_shape import AXES, AxisName, CubeShape
 
 _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
@@ -156,6 +157,11 @@ class _Box:
     """By what is recomputed and the micro-batches: bytes that a count has found beyond the formula's. A budget is told
     exactly, and what the formula does not know of is there without one, too."""
 
+    @cached_property
+    def ways(self) -> list[Wires]:
+        """All placements of its axes, the usual one first."""
+        return [Wires(self.cluster, shape) for shape in placements(self.shape, self.cluster)]
+
     def fits(self, choice: StepOptions) -> bool:
         memory = self.model.memory(self.shape, choice)
         beyond = self.beyond.get((choice.recompute, choice.micro_batches))
@@ -191,15 +197,13 @@ def _best_of_box(box: _Box, counted: Memory | None = None) -> BoxPlan | Refused:
         reason = f"{told} {least.peak / 1e9:,.3g} GB on a rank, and there are {box.limit / 1e9:,.3g} GB"
     if reason is not None:
         return Refused(shape=box.shape, reason=reason)
-    ways, best = placements(box.shape, box.cluster), list[tuple[StepTime, StepCost, CubeShape]]()
-    usual = [
-        (step_time(cost, box.cluster, box.kind, box.overlap), cost)
-        for cost in (box.model.cost(box.shape, choice) for choice in found)
-    ]
-    for time, cost in sorted(usual, key=lambda each: _seconds(each[0])):
-        if best and time.computing >= best[0][0].total:  # however its axes are placed
+    ways, best = box.ways, list[tuple[StepTime, StepCost, CubeShape]]()
+    steps = [UnplacedStep.of(box.model.cost(box.shape, choice), box.cluster, box.kind, box.overlap) for choice in found]
+    usual = [(step, step.on(ways[0])) for step in steps]
+    for step, time in sorted(usual, key=lambda each: _seconds(each[1])):
+        if best and step.least >= best[0][0].total:  # however its axes are placed
             continue
-        placed = [(step_time(cost, box.cluster, box.kind, box.overlap, placed=way), cost, way) for way in ways]
+        placed = [(each, step.cost, way.shape) for way, each in zip(ways, (time, *map(step.on, ways[1:])), strict=True)]
         best = [min([*best, *placed], key=lambda each: _seconds(each[0]))]
     ((time, cost, way),) = best
     return BoxPlan(cost=replace(cost, wire=replace(cost.wire, shape=way)), time=time)

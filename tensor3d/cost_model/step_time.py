@@ -71,55 +71,88 @@ class StepTime:
         return max(parts, key=parts.__getitem__)
 
 
-def step_time(
-    cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products", *, placed: CubeShape | None = None
-) -> StepTime:
+def step_time(cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products") -> StepTime:
     """
     Args:
         cost: its shape's `wire` says which axes lie inside a node.
         kind: type of the products: "fp32", "bf16" or "fp16"; of those that are in FP8 what they read and give.
-        placed: the same box with its axes in another order; nothing else of the cost depends on it.
 
     Raises:
         ValueError: an overlap or a type that there is not, or a box with other ranks than the cluster's.
     """
-    if overlap not in OVERLAPS:
-        raise ValueError(f"overlap must be one of {', '.join(OVERLAPS)}. Got {overlap!r}.")
-    shape, rate = placed or cost.wire.shape, cluster.rate(kind)
-    if shape.ranks != cluster.ranks:
-        raise ValueError(f"{cluster.name} has {cluster.ranks:,} ranks, and {shape} needs {shape.ranks:,}.")
-    wires = _Wires(cluster, shape)
-    micro_batches = cost.choice.micro_batches
-    micro, once = wires.seconds(cost.micro, cost.micro_calls), wires.seconds(cost.once, cost.once_calls)
-    passes = [_Passes.of(product, shape, cluster, kind) for product in cost.products]
-    computing = sum(
-        product.times * (each.forward + each.input_grad + each.weight_grad)
-        for product, each in zip(cost.products, passes, strict=True)
-    )
-    hidden = _hidden(cost, wires, micro, passes, overlap) if cluster.overlaps else 0.0
-    by_axis: dict[str, float] = {}
-    for number, seconds in ((micro_batches, micro), (1, once)):
-        for (axis, _), each in seconds.items():
-            by_axis[axis] = by_axis.get(axis, 0.0) + number * each
-    products = micro_batches * computing
-    attention = micro_batches * cost.attention_flops / rate
-    touching = (micro_batches * cost.touched + cost.once_touched) / cluster.memory_bandwidth
-    exposed = micro_batches * (sum(micro.values()) - hidden) + sum(once.values())
-    operators = micro_batches * cost.operators + cost.once_operators
-    if cluster.overlaps:  # elsewhere the time of a collective holds what it takes to start it
-        operators += micro_batches * sum(cost.micro_calls.values()) + sum(cost.once_calls.values())
-    starting = operators * cluster.launch
-    busy = products + attention + touching + exposed
-    return StepTime(
-        products=products,
-        attention=attention,
-        touching=touching,
-        starting=max(0.0, starting - busy) if cluster.overlaps else starting,
-        exposed=exposed,
-        hidden=micro_batches * hidden,
-        by_axis=by_axis,
-        waits_for_host=cluster.overlaps and starting > busy,
-    )
+    return UnplacedStep.of(cost, cluster, kind, overlap).on(Wires(cluster, cost.wire.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnplacedStep:
+    """What of a step's time is the same wherever its axes lie: a planner asks for it in every placement."""
+
+    cost: StepCost
+    cluster: Cluster
+    overlap: Overlap
+    passes: Sequence[_Passes]
+    """Of each product."""
+    products: float
+    attention: float
+    touching: float
+    """Seconds, as of `StepTime`."""
+    starting: float
+    """Seconds of the host, whether the device waits for them or not."""
+
+    @classmethod
+    def of(cls, cost: StepCost, cluster: Cluster, kind: str, overlap: Overlap = "products") -> UnplacedStep:
+        """Args, Raises: see `step_time`; the shape's `wire` plays no part."""
+        if overlap not in OVERLAPS:
+            raise ValueError(f"overlap must be one of {', '.join(OVERLAPS)}. Got {overlap!r}.")
+        shape, rate, micro_batches = cost.wire.shape, cluster.rate(kind), cost.choice.micro_batches
+        if shape.ranks != cluster.ranks:
+            raise ValueError(f"{cluster.name} has {cluster.ranks:,} ranks, and {shape} needs {shape.ranks:,}.")
+        passes = [_Passes.of(product, shape, cluster, kind) for product in cost.products]
+        computing = sum(
+            product.times * (each.forward + each.input_grad + each.weight_grad)
+            for product, each in zip(cost.products, passes, strict=True)
+        )
+        operators = micro_batches * cost.operators + cost.once_operators
+        if cluster.overlaps:  # elsewhere the time of a collective holds what it takes to start it
+            operators += micro_batches * sum(cost.micro_calls.values()) + sum(cost.once_calls.values())
+        return cls(
+            cost=cost,
+            cluster=cluster,
+            overlap=overlap,
+            passes=passes,
+            products=micro_batches * computing,
+            attention=micro_batches * cost.attention_flops / rate,
+            touching=(micro_batches * cost.touched + cost.once_touched) / cluster.memory_bandwidth,
+            starting=operators * cluster.launch,
+        )
+
+    @property
+    def least(self) -> float:
+        """Seconds that the step takes at least, wherever its axes lie."""
+        computing = self.products + self.attention + self.touching
+        return max(computing, self.starting) if self.cluster.overlaps else computing + self.starting
+
+    def on(self, wires: Wires) -> StepTime:
+        """With its axes there."""
+        cost, micro_batches, overlaps = self.cost, self.cost.choice.micro_batches, self.cluster.overlaps
+        micro, once = wires.seconds(cost.micro, cost.micro_calls), wires.seconds(cost.once, cost.once_calls)
+        hidden = _hidden(cost, wires, micro, self.passes, self.overlap) if overlaps else 0.0
+        by_axis: dict[str, float] = {}
+        for number, seconds in ((micro_batches, micro), (1, once)):
+            for (axis, _), each in seconds.items():
+                by_axis[axis] = by_axis.get(axis, 0.0) + number * each
+        exposed = micro_batches * (sum(micro.values()) - hidden) + sum(once.values())
+        busy = self.products + self.attention + self.touching + exposed
+        return StepTime(
+            products=self.products,
+            attention=self.attention,
+            touching=self.touching,
+            starting=max(0.0, self.starting - busy) if overlaps else self.starting,
+            exposed=exposed,
+            hidden=micro_batches * hidden,
+            by_axis=by_axis,
+            waits_for_host=overlaps and self.starting > busy,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,30 +177,38 @@ class _Passes:
         )
 
 
-class _Wires:
-    """What collectives cost on this placement."""
+class Wires:
+    """What collectives cost on a placement of a box."""
 
     def __init__(self, cluster: Cluster, shape: CubeShape) -> None:
-        self._cluster, self._shape = cluster, shape
+        self.shape = shape
+        """Its `wire` is the placement."""
+        self._cluster = cluster
         self._known: dict[Key, tuple[float, float]] = {}
 
     def seconds(self, received: Bytes, calls: Bytes) -> dict[Key, float]:
         """Of all collectives of each axis and kind."""
-        return {key: number * self._of(key)[0] + received[key] * self._of(key)[1] for key, number in calls.items()}
+        found: dict[Key, float] = {}
+        for key, number in calls.items():
+            latency, a_byte = self._known.get(key) or self._of(key)
+            found[key] = number * latency + received[key] * a_byte
+        return found
 
     def once(self, received: Bytes) -> float:
         """Of the one collective that `received` is of; 0 where there is none."""
-        return sum(self._of(key)[0] + count * self._of(key)[1] for key, count in received.items())
+        for key, count in received.items():
+            latency, a_byte = self._known.get(key) or self._of(key)
+            return latency + count * a_byte
+        return 0.0
 
     def _of(self, key: Key) -> tuple[float, float]:
-        if key not in self._known:
-            axes: tuple[AxisName, ...] = tuple(axis for axis in AXES if axis in key[0].split("+"))
-            self._known[key] = self._cluster.collective(self._shape, axes, key[1])
+        axes: tuple[AxisName, ...] = tuple(axis for axis in AXES if axis in key[0].split("+"))
+        self._known[key] = self._cluster.collective(self.shape, axes, key[1])
         return self._known[key]
 
 
 def _hidden(
-    cost: StepCost, wires: _Wires, micro: Mapping[Key, float], passes: Sequence[_Passes], overlap: Overlap
+    cost: StepCost, wires: Wires, micro: Mapping[Key, float], passes: Sequence[_Passes], overlap: Overlap
 ) -> float:
     """Seconds of the wire in a micro-batch that are under products.
 

@@ -15,7 +15,7 @@ from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of
 from tensor3d.cost_model.search import boxes, placements, search
 from tensor3d.cost_model.step_cost import Memory, Recompute, StepOptions
-from tensor3d.cost_model.step_time import OVERLAPS, step_time
+from tensor3d.cost_model.step_time import OVERLAPS, UnplacedStep, Wires, step_time
 from tensor3d.distributed.cube_shape import AXES
 
 NODE = Cluster(
@@ -209,7 +209,7 @@ def test_of_all_that_fits_the_fastest_is_taken(packs: int, layers: int) -> None:
         assert plan.cost.memory.peak <= 0.9 * memory
         assert plan.cost.memory == costs.memory(shape, plan.choice)
         least = min(
-            step_time(costs.cost(shape, each), node, "bf16", placed=way).total
+            UnplacedStep.of(costs.cost(shape, each), node, "bf16").on(Wires(node, way)).total
             for each in fitting
             for way in placements(shape, node)
         )

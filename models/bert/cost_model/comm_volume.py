@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.kept_operands import KeptProducts, kept_products, layer_products
@@ -47,7 +48,7 @@ def micro_batch_traffic(
     read: int | None = None,
     reduce_loss: bool = True,
 ) -> Bytes:
-    """One forward and backward pass, without what the ledger sums.
+    """One forward and backward pass, without what the ledger sums. Shared: not to be changed.
 
     Args:
         rows: tokens of a plane; masked, first: slots of a plane for masked positions and for [CLS].
@@ -56,7 +57,6 @@ def micro_batch_traffic(
         read: slots of a plane for the rows that the last layer computes. None: all rows.
         reduce_loss: as of `BertForPreTraining.forward`.
     """
-    hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
     kept = kept_products(
         config,
         wire.shape,
@@ -67,11 +67,27 @@ def micro_batch_traffic(
         recompute=recompute,
         weight_group_bytes=wire.weight_group_bytes,
     )
+    return _micro_batch(config, wire, rows, masked, first, kept, recompute == "layer", read, reduce_loss)
+
+
+@lru_cache(256)  # of a search: what recomputes attention sends what nothing recomputed sends
+def _micro_batch(
+    config: BertConfig,
+    wire: CommModel,
+    rows: int,
+    masked: int,
+    first: int,
+    kept: KeptProducts,
+    recomputed: bool,
+    read: int | None,
+    reduce_loss: bool,
+) -> Bytes:
+    hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
     dense = _dense_of_heads(config, masked, first)
     parts = [
         embedding(wire, rows, vocab, columns, planes_alike=True),
         layer_norm(wire, rows),
-        _layers(config, wire, rows, kept, recompute == "layer", read),
+        _layers(config, wire, rows, kept, recomputed, read),
         # masked-LM head
         select(wire, masked, hidden),
         block_products(wire, dense, kept=(kept.dense, kept.pooler)[: len(dense)]),
@@ -172,6 +188,7 @@ def scaled_weights(config: BertConfig, shape: CubeShape, fp8: Fp8 | None) -> int
     return sum(suits_fp8(shape, *sizes) for sizes in (*layers, *dense, *entry))
 
 
+@lru_cache(256)  # the same for all choices of a box
 def end_of_step_traffic(
     config: BertConfig,
     wire: CommModel,
@@ -182,7 +199,7 @@ def end_of_step_traffic(
     shard_over_data: ShardOverData = False,
 ) -> Bytes:
     """What comes once a step: the ledger's sums, the gradient norm and what the optimiser sends; arguments as
-    `step_traffic`."""
+    `step_traffic`. Shared: not to be changed."""
     everyone: tuple[AxisName, ...] = ("data", "x", "y", "z")
     size = max(4, wire.parameter)
     shares = shard_over_data == "gradients" and wire.size("data") > 1
@@ -204,11 +221,13 @@ def _layers(
 ) -> Bytes:
     """Layers with as many norms that keep the same send the same: a planner asks thousands of times for models of a
     hundred layers."""
-    kinds: Counter[tuple[int, tuple[Kept, ...], int | None]] = Counter(
-        (layer_norms(config, number), kept.of_layer(number, config.layers), None) for number in range(config.layers - 1)
-    )
-    last = config.layers - 1
-    kinds[layer_norms(config, last), kept.of_layer(last, config.layers), read] += 1
+    kinds, last = Counter[tuple[int, tuple[Kept, ...], int | None]](), config.layers - 1
+    for layers_alike, of_products in kept.runs(config.layers):
+        # The first and the last layer may differ from the others.
+        alone = {layers_alike[0], layers_alike[-1]}
+        for number, layers in (*((each, 1) for each in alone), (layers_alike[0] + 1, len(layers_alike) - len(alone))):
+            if layers:
+                kinds[layer_norms(config, number), of_products, read if number == last else None] += layers
     total: Bytes = Counter()
     for (norms, of_products, chosen), layers in kinds.items():
         one = transformer_layer(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from models.bert.config import BertConfig
 from tensor3d.cost_model.comm_volume import Kept, Side
-from tensor3d.cost_model.kept_operands import GatheringProduct, KeptCount, choose_kept, gathered_bytes
+from tensor3d.cost_model.kept_operands import GatheredOperands, GatheringProduct, KeptCount, gathered_bytes
 from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.layers.attention import Recompute
 
@@ -26,9 +28,11 @@ class KeptProducts:
     held_bytes: int = 0
     """Of what a budget has let stay, were all products of all rows."""
 
-    def of_layer(self, number: int, layers: int) -> tuple[Kept, ...]:
-        """QKV, output, up and down of layer `number`, of so many."""
-        return tuple(count.of(number, layers) for count in self.layers)
+    def runs(self, layers: int) -> Iterator[tuple[range, tuple[Kept, ...]]]:
+        """What QKV, output, up and down of a layer keep, with the layers, of so many, that keep it."""
+        kept = {each for count in self.layers for each in (count.inputs, count.weights)}
+        for first, end in pairwise(sorted({0, layers, *(max(0, layers - each) for each in kept)})):
+            yield range(first, end), tuple(count.of(first, layers) for count in self.layers)
 
 
 def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
@@ -42,7 +46,7 @@ def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
     ]
 
 
-@lru_cache(4096)
+@lru_cache(256)
 def kept_products(
     config: BertConfig,
     shape: CubeShape,
@@ -66,9 +70,8 @@ def kept_products(
     plain = (KeptCount(inputs=every, weights=every),) * 4
     if not budget:
         return KeptProducts(layers=plain)
-    products = _products(config, shape, element, recompute)
-    chosen = choose_kept(list(products.values()), shape, rows, budget, weight_group_bytes)
-    counts = dict(zip(products, chosen.counts, strict=True))
+    chosen = _gathered(config, shape, rows, element, recompute, weight_group_bytes).within(budget)
+    counts = dict(zip(_products(config, shape, element, recompute), chosen.counts, strict=True))
     layers = tuple(counts.get(f"layers.{number}", plain[number]) for number in range(4))
     alone: dict[str, Kept] = {
         name: counts[name].of(0, 1) for name in ("projection", "dense", "pooler") if name in counts
@@ -81,7 +84,21 @@ def keepable_bytes(config: BertConfig, shape: CubeShape, rows: int, element: int
     return gathered_bytes(list(_products(config, shape, element, recompute).values()), shape, rows)
 
 
-@lru_cache(4096)
+@lru_cache(256)
+def _gathered(
+    config: BertConfig,
+    shape: CubeShape,
+    rows: int,
+    element: int,
+    recompute: Recompute,
+    weight_group_bytes: int | None,
+) -> GatheredOperands:
+    """From which a search takes many budgets; arguments as of `kept_products`."""
+    products = list(_products(config, shape, element, recompute).values())
+    return GatheredOperands.of(products, shape, rows, weight_group_bytes)
+
+
+@lru_cache(256)
 def _products(config: BertConfig, shape: CubeShape, element: int, recompute: Recompute) -> dict[str, GatheringProduct]:
     """By name. Those of layers that are computed again are left alone."""
     hidden, columns, after = config.hidden, config.embedding_size, 1 + 4 * config.layers

@@ -151,27 +151,28 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
         weight_group_bytes=wire.weight_group_bytes,
     )
 
-    def more(rows: int, k: int, n: int, face: Side, of_it: Kept, *, shard_stays: bool = False) -> int:
+    def more(rows: int, k: int, n: int, face: Side, inputs: int, weights: int, *, shard_stays: bool = False) -> int:
+        """Of products of one size, of which so many keep what they gather."""
         # What is gathered of an input stands in the place of this rank's shard, unless that is kept by others too.
         members, columns = wire.size(other(face)), k // wire.size(face)
         shard = 0 if shard_stays else rows // members
-        inputs = (rows - shard) * columns if of_it in (True, "input") else 0
-        weights = chunk(n, members, wire.index(other(face))) * columns
-        return inputs + (weights if of_it in (True, "weight") else 0)
+        return columns * (inputs * (rows - shard) + weights * chunk(n, members, wire.index(other(face))))
+
+    def one(rows: int, k: int, n: int, of_it: Kept) -> int:
+        return more(rows, k, n, "z", of_it in (True, "input"), of_it in (True, "weight"))
 
     hidden, columns, sizes = config.hidden, config.embedding_size, layer_products(config)
     relu = config.encoder == "classic" and config.activation == "relu"  # which keeps its result
     layers = sum(
-        number * more(load.rows, k, n, face, of_them, shard_stays=relu and (k, n, face) == sizes[-1])
-        for (k, n, face), count in zip(sizes, kept.layers, strict=True)
-        for of_them, number in count.runs(config.layers)
+        more(load.rows, *size, count.inputs, count.weights, shard_stays=relu and size == sizes[-1])
+        for size, count in zip(sizes, kept.layers, strict=True)
     )
-    layers += more(load.rows, columns, hidden, "z", kept.projection)
+    layers += one(load.rows, columns, hidden, kept.projection)
     if wire.size("x") > 1:  # weights of heads stay, whatever the budget
         return layers, 0
-    heads = more(load.masked, hidden, columns, "z", kept.dense)
+    heads = one(load.masked, hidden, columns, kept.dense)
     if config.next_sentence:
-        heads += more(load.first, hidden, hidden, "z", kept.pooler)
+        heads += one(load.first, hidden, hidden, kept.pooler)
     return layers, heads
 
 

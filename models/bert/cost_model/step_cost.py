@@ -140,6 +140,9 @@ class BertCosts:
     norm: int = STEP_NUMBERS
     """Numbers that travel with the gradient norm, itself one; 0: not clipped. In pre-training the ranks that want to
     stop and those whose loss is not finite come along."""
+    _wires: dict[CubeShape, tuple[CommModel, CommModel]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
     _loads: dict[tuple[int, ...], MicroBatchShape] = field(init=False, default_factory=dict, repr=False, compare=False)
     _memories: dict[tuple[CubeShape, StepOptions], Memory] = field(
         init=False, default_factory=dict, repr=False, compare=False
@@ -184,25 +187,28 @@ class BertCosts:
         return keepable_bytes(self.config, shape, rows, BYTES[self.compute], choice.recompute)
 
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
-        if (shape, choice) not in self._memories:  # a search asks whether it fits, then for its cost
-            wire, load = self._wire(shape), self._load(shape, choice)
-            self._memories[shape, choice] = least_memory(
-                self.config,
-                wire,
-                load,
-                choice,
-                optimizer=self.optimizer,
-                device=self.device,
-                shard_over_data=self.shard_over_data,
-                shadow_weights=self.shadow_weights,
-            )
+        if choice.keep_budget:  # a search asks for dozens, and again for one
+            return self._memory(shape, choice)
+        if (shape, choice) not in self._memories:  # it asks whether it fits, then for its cost
+            self._memories[shape, choice] = self._memory(shape, choice)
         return self._memories[shape, choice]
 
+    def _memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
+        return least_memory(
+            self.config,
+            self._wire(shape),
+            self._load(shape, choice),
+            choice,
+            optimizer=self.optimizer,
+            device=self.device,
+            shard_over_data=self.shard_over_data,
+            shadow_weights=self.shadow_weights,
+        )
+
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
-        config, wire, load = self.config, self._wire(shape), self._load(shape, choice)
+        config, (wire, calls), load = self.config, self._wires_of(shape), self._load(shape, choice)
         here = held(config, shape)
         again = 4 / 3 if choice.recompute != "none" else 1.0  # a forward pass more beside three
-        calls = replace(wire, unit="calls")
         micro, once = self._traffic(wire, load, choice, here)
         micro_calls, once_calls = self._traffic(calls, load, choice, here)
         scales = self.optimizer != "adamw"
@@ -246,7 +252,15 @@ class BertCosts:
         )
 
     def _wire(self, shape: CubeShape) -> CommModel:
-        return CommModel(shape=shape, compute=BYTES[self.compute], gradient=BYTES[self.reduce])
+        return self._wires_of(shape)[0]
+
+    def _wires_of(self, shape: CubeShape) -> tuple[CommModel, CommModel]:
+        """By bytes and by calls. A search asks for them with every choice of a box, and they find out where a rank is
+        but once."""
+        if shape not in self._wires:
+            wire = CommModel(shape=shape, compute=BYTES[self.compute], gradient=BYTES[self.reduce])
+            self._wires[shape] = wire, replace(wire, unit="calls")
+        return self._wires[shape]
 
     def _load(self, shape: CubeShape, choice: StepOptions) -> MicroBatchShape:
         key = (shape.planes, shape.y, shape.z, choice.micro_batches)

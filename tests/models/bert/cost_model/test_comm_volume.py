@@ -168,7 +168,7 @@ def test_what_fits_in_a_budget_is_not_gathered_again(
     kept = kept_products(config, box, rows, 4, budget=options["keep_budget"], recompute=recompute)
     assert 0 < kept.held_bytes <= options["keep_budget"]
     if recompute != "layer":
-        layers = {kept.of_layer(number, config.layers) for number in range(config.layers)}
+        layers = {of_products for _, of_products in kept.runs(config.layers)}
         assert len(layers) > 1, "all layers alike prove little"
     check(shape, config, options=options)
 
