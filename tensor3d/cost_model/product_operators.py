@@ -35,7 +35,8 @@ def together(parts: Iterable[Work]) -> Work:
 
 def conversions(product: Product, wire: CommModel) -> Work:
     """Of weight and bias in a micro-batch: what `ExecutionPolicy.shadow_weights` spares. Each forward pass converts
-    both, and the backward pass the weight, unless what was gathered of it is there (sharding/weight_slabs.py)."""
+    both, by one operator where the weight does not travel, and the backward pass the weight, unless what was gathered
+    of it is there (sharding/weight_slabs.py)."""
     if wire.compute == wire.parameter:
         return Work()
     slab, columns = _slab(product, wire)
@@ -43,7 +44,10 @@ def conversions(product: Product, wire: CommModel) -> Work:
     weight, bias = _converted(wire, own), _converted(wire, slab)
     if product.together:  # what puts them end to end converts them, and copies without that too
         weight = Work(touched=own * (wire.parameter - wire.compute))
-    forward = together([weight, *([bias] if product.bias else [])]).times(1 + product.repeated)
+    forward = together([weight, *([bias] if product.bias else [])])
+    if product.bias and wire.size("x") == 1:
+        forward = Work(operators=1, touched=forward.touched)
+    forward = forward.times(1 + product.repeated)
     backward = [] if product.kept in (True, "weight") else [weight]
     return together([forward, *backward]).times(product.times)
 

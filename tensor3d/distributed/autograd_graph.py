@@ -20,23 +20,25 @@ _CARRYING = re.compile(rf"({'|'.join(_CARRIERS)})Backward\d*")
 _MEAN = 1  # torch's number for reduction="mean"
 
 
-def walk(tensor: Tensor, goes_on: Callable[[Any], bool]) -> Iterator[Any]:
-    """Nodes of the graph from `tensor` back, nearest first, each once; behind a node only if `goes_on` says so."""
-    waiting, seen = deque([tensor.grad_fn]), {tensor.grad_fn}
+def walk(tensor: Tensor, goes_on: Callable[[Any], bool]) -> Iterator[tuple[Any, int]]:
+    """Nodes of the graph from `tensor` back, with the number of the result by which each was reached; nearest first,
+    each once, and behind a node only if `goes_on` says so."""
+    first = (tensor.grad_fn, tensor.output_nr)
+    waiting, seen = deque([first]), {first}
     while waiting and len(seen) < _FARTHEST:
-        node = waiting.popleft()
+        node, number = waiting.popleft()
         if node is None:
             continue
-        yield node
+        yield node, number
         if goes_on(node):
-            new = [before for before, _ in node.next_functions if before not in seen]
+            new = [each for each in node.next_functions if each not in seen]
             seen.update(new)
             waiting.extend(new)
 
 
 def check_summed(part: Tensor) -> None:
     """Raises ValueError where what is about to be summed over ranks is a mean over the rows of each."""
-    if any(_is_mean(node) for node in walk(part, lambda node: _CARRYING.fullmatch(node.name()) is not None)):
+    if any(_is_mean(node) for node, _ in walk(part, lambda node: _CARRYING.fullmatch(node.name()) is not None)):
         raise ValueError(
             "a mean over the rows of this rank was passed to a sum over ranks: its gradient would be too large by the "
             "number of ranks, and wrong where their numbers of rows differ. Divide the sum by the number of the whole "

@@ -111,6 +111,8 @@ class Cube:
         self.open_groups: list[Any] = []
         """Of weights that travel together in the forward pass that runs now, the innermost last
         (sharding/weight_slabs.py)."""
+        self.handed_on: list[Any] = []
+        """What products of the forward pass that runs now hand on, the innermost last (sharding/matmul.py)."""
         self.shadows = ShadowWeights()
         """Copies of weights in the type of products, where `ExecutionPolicy.shadow_weights` says so."""
         self.fp8_uses = Counter[str]()
@@ -218,7 +220,7 @@ class Cube:
         cube.precision = self.precision if precision is None else precision
         cube.speed = self.speed if speed is None else speed
         cube.ahead = WeightPrefetcher()
-        cube.open_groups = []
+        cube.open_groups, cube.handed_on = [], []
         cube.fp8_scales = cube._scales()
         cube.ledger = self.ledger.relative(
             cube.precision, cube.ahead.end, cube._keep_buckets(), at_sum=cube._end_of_sums()

@@ -58,7 +58,7 @@ _LONGEST = 10_000  # uses that are written down, should no backward pass ever en
 
 def follows(tensor: Tensor) -> bool:
     """Whether a product or a lookup on a cube is among what `tensor` was computed from, as far as autograd knows."""
-    return any(getattr(node, "is_ordered", False) for node in walk(tensor, lambda _: True))
+    return any(getattr(node, "is_ordered", False) for node, _ in walk(tensor, lambda _: True))
 
 
 @dataclass(frozen=True, kw_only=True)

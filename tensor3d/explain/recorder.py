@@ -21,7 +21,7 @@ from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
 from tensor3d.layers.heads import SmallHead3D
 from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.sharding.activation_layout import other
-from tensor3d.sharding.layout_checks import keeps_face
+from tensor3d.sharding.layout_checks import keeps_face, marked_face
 from tensor3d.sharding.param_layout import local
 from tensor3d.torch_private import current_node, next_sequence_nr, sequence_nr
 
@@ -122,8 +122,7 @@ def face_of(tensor: Tensor) -> str:
 
     They mark their nodes: see `tensor3d.sharding.layout_checks`.
     """
-    found = walk(tensor, keeps_face)
-    faces = {face for node in found if (face := getattr(node, "result_face", None)) is not None}
+    faces = {face for each in walk(tensor, keeps_face) if (face := marked_face(*each)) is not None}
     return str(faces.pop()) if len(faces) == 1 else ""
 
 

@@ -22,7 +22,7 @@ from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
-from tensor3d.sharding.param_layout import block, local, local_param, matrix, normal, table
+from tensor3d.sharding.param_layout import block, check_layout, local, matrix, normal, table
 from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,
@@ -126,12 +126,35 @@ class LookupEmbedding3D(nn.Module):
         if numbers.dim() == 2:
             return in_batch(self.forward, numbers, "LookupEmbedding3D")
         check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
-        own = local_rows(numbers, self.cube, "z")
-        chosen = F.embedding(own, local_param(self.weight, table("z"), self.cube))
-        return as_type(chosen, self.cube.precision.computed(chosen.dtype))
+        check_layout(self.weight, table("z"), self.cube)
+        self.cube.over(*table("z").sum_over)  # its process groups must exist before a backward pass needs them
+        return _SmallTable.apply(self.weight, local_rows(numbers, self.cube, "z"), self.cube)
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.hidden}, numbers -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"
+
+
+class _SmallTable(Function):
+    """Rows of a table that is whole on this rank, in the type of products. Saved for backward: their numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: nn.Parameter, numbers: Tensor, cube: Cube) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        rows = local(weight)
+        ctx.save_for_backward(numbers)
+        ctx.weight, ctx.cube = weight, cube
+        ctx.result_face, ctx.made = "z", f"LookupEmbedding3D of {weight.shape[0]} rows"
+        return as_type(F.embedding(numbers, rows), cube.precision.computed(rows.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        if all(asked_for(ctx, ctx.weight)):
+            (numbers,) = ctx.saved_tensors
+            gradient = as_type(gradient, ctx.weight.dtype)
+            sums = torch.ops.aten.embedding_dense_backward(gradient, numbers, ctx.weight.shape[0], -1, False)
+            ctx.cube.ledger.accumulate_grad(ctx.weight, CommHandle(sums), ctx.cube.over(*table("z").sum_over))
+        return None, None, None
 
 
 class _Embedding(Function):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d.distributed.collectives import all_gather, all_reduce_replicated
+from tensor3d.distributed.collectives import CommHandle, all_gather, all_reduce
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
-from tensor3d.ops.as_type import without_autocast
+from tensor3d.distributed.grad_reducer import asked_for
+from tensor3d.ops.as_type import as_type, without_autocast
+from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import block, constant, copies, local_param, narrow, normal
+from tensor3d.sharding.param_layout import block, check_layout, constant, copies, local, narrow, normal
 
 # --- The likeliest entries of a vocabulary whose slices lie on different ranks ----------------------------------------
 #
@@ -117,14 +120,47 @@ class SmallHead3D(nn.Module):
                 f"SmallHead3D on face {self.face} needs the local shape (rows, {columns}). Got {tuple(x.shape)}."
             )
         check_origin(x, self.face, self.cube, f"SmallHead3D ({self.in_features} -> {self.classes})")
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        weight = local_param(self.weight, narrow(self.face), self.cube).to(x.dtype)
-        with without_autocast(x.device):
-            logits = all_reduce_replicated(x @ weight.t(), self.cube.axis(self.face))
-        if self.bias is None:
-            return logits
-        return logits + local_param(self.bias, copies(self.face), self.cube).to(logits.dtype)
+        for parameter, layout in ((self.weight, narrow(self.face)), (self.bias, copies(self.face))):
+            if parameter is not None:
+                check_layout(parameter, layout, self.cube)
+                self.cube.over(*layout.sum_over)  # its process groups must exist before a backward pass needs them
+        return _SmallHead.apply(x, self.weight, self.bias, self.cube, self.face)
 
     def extra_repr(self) -> str:
         reads = lies(self.in_features, self.face, self.cube)
         return f"{self.in_features} -> {self.classes}, {reads} -> copies over {self.face}, {block(self.weight)}"
+
+
+class _SmallHead(Function):
+    """Saved for backward: the input, in the type of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        axis, wide = cube.axis(face), as_type(x, torch.promote_types(x.dtype, torch.float32))
+        with without_autocast(x.device):
+            product = wide @ as_type(local(weight), wide.dtype).t()
+        logits = all_reduce(product, axis).wait()
+        if bias is not None:
+            logits = logits + as_type(local(bias), wide.dtype)
+        ctx.save_for_backward(wide, weight)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.dtype = weight, bias, cube, face, x.dtype
+        ctx.result_face, ctx.made = None, "a sum over ranks"  # copies, which lie on no face
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        """Each copy of the logits has the gradient of the one value that they are: nothing is summed."""
+        (wide, weight), cube = ctx.saved_tensors, ctx.cube
+        needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
+        with without_autocast(wide.device):
+            if needs_bias:
+                db = as_type(gradient.sum(0), ctx.bias.dtype)
+                cube.ledger.accumulate_grad(ctx.bias, CommHandle(db), cube.over(*copies(ctx.face).sum_over))
+            if needs_weight:
+                dw = as_type(gradient.t() @ wide, ctx.weight.dtype)
+                cube.ledger.accumulate_grad(ctx.weight, CommHandle(dw), cube.over(*narrow(ctx.face).sum_over))
+            if not ctx.needs_input_grad[0]:
+                return None, None, None, None, None
+            return as_type(gradient @ as_type(local(weight), wide.dtype), ctx.dtype), None, None, None, None

@@ -70,12 +70,13 @@ class _CrossEntropy(Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face) -> tuple[Tensor, Tensor]:
         axis = cube.axis(face)
         first, last = chunk_bounds(vocab, axis.size, axis.index)
-        target, owned = places_in(labels, first, last - first)
-        matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
-        parts = [matrices] if _is_whole(logits, cube) else iter_row_chunks(*matrices)
-        if axis.size == len(parts) == 1:
-            found = cube.regions(_losses_alone, *matrices, labels.unsqueeze(1))
+        if axis.size == 1 and _is_whole(logits, cube):
+            target, owned = labels.clamp(0, vocab - 1), None
+            found = cube.regions(_losses_alone, logits, target.unsqueeze(1), labels.unsqueeze(1))
         else:
+            target, owned = places_in(labels, first, last - first)
+            matrices = (logits, target.unsqueeze(1), owned.unsqueeze(1))
+            parts = [matrices] if _is_whole(logits, cube) else iter_row_chunks(*matrices)
             of_rows = [cube.regions(_row_statistics, *part) for part in parts]
             statistics = gather_statistics(of_rows[0] if len(of_rows) == 1 else torch.cat(of_rows), axis)
             found = cube.regions(_combined, statistics, labels.unsqueeze(1), vocab)
@@ -84,19 +85,27 @@ class _CrossEntropy(Function):
         ctx.cube = cube
         ctx.result_face, ctx.made = None, "cross_entropy"  # one loss a row, on no face
         ctx.mark_non_differentiable(place)
+        ctx.set_materialize_grads(False)  # of the places there is none
         return losses, place
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None, None, None]:
+        if gradient is None:
+            return None, None, None, None, None
         logits, log_sum, target, owned, ignored = ctx.saved_tensors
-        region = _gradient_compiled if ctx.cube.speed.compile else _gradient
-        columns = [each.unsqueeze(1) for each in (log_sum, target, owned, gradient.masked_fill(ignored, 0))]
+        regions, gradient = ctx.cube.regions, gradient.masked_fill(ignored, 0)
+        if ctx.cube.speed.compile:
+            every = [None if each is None else each.unsqueeze(1) for each in (log_sum, target, owned, gradient)]
+            return regions(_gradient_compiled, logits, *every), None, None, None, None
+        wide = log_sum.dtype
+        taken = regions.number(-1.0, wide).expand_as(log_sum) if owned is None else -owned.to(wide)
+        columns = [each.unsqueeze(1) for each in (log_sum, target, taken, gradient)]
         if _is_whole(logits, ctx.cube):
-            return ctx.cube.regions(region, logits, *columns), None, None, None, None
+            return regions(_gradient, logits, *columns), None, None, None, None
         result = torch.empty_like(logits)
         for place, *part in iter_row_chunks(result, logits, *columns):
-            place.copy_(ctx.cube.regions(region, *part))
+            place.copy_(regions(_gradient, *part))
         return result, None, None, None, None
 
 
@@ -114,18 +123,17 @@ def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
     if logits.shape[1] == 0:  # an axis larger than the vocabulary leaves empty slices
         empty = widened(logits).new_tensor([-math.inf, 0.0, 0.0, 0.0])
         return empty.expand(logits.shape[0], 4)
-    largest, exponentials, label_logits, place = _of_rows(logits, target)
+    largest, place = logits.max(1)
+    largest, label_logits = widened(largest), widened(logits.gather(1, target)[:, 0])
+    exponentials = _exponentials(logits, _finite(largest))
     # Chosen, not multiplied: where no label is owned, the entry looked at may be -inf.
     label_logits = torch.where(owned[:, 0], label_logits, 0)
     return torch.stack([largest, exponentials, label_logits, place.to(largest.dtype)], 1)
 
 
-def _of_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(R',) each: largest, sum of exponentials below it, the logit of `target`, place of the largest."""
-    logits = widened(logits)
-    largest, place = logits.max(1)
-    exponentials = (logits - _finite(largest).unsqueeze(1)).exp_().sum(1)
-    return largest, exponentials, logits.gather(1, target)[:, 0], place
+def _exponentials(logits: Tensor, largest: Tensor) -> Tensor:
+    """(R',): the sums of a row's exponentials below its largest, which is wide: so is the difference."""
+    return (logits - largest.unsqueeze(1)).exp_().sum(1)
 
 
 def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -140,13 +148,13 @@ def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, T
     return losses, place, log_sum, ignored
 
 
-def _losses_alone(
-    logits: Tensor, target: Tensor, owned: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same at once, where one member has all columns, and so owns every label that is one."""
-    largest, exponentials, label_logit, place = _of_rows(logits, target)
-    log_sum = largest + exponentials.log()
-    losses, ignored = _losses(log_sum, label_logit, labels, ~owned)
+def _losses_alone(logits: Tensor, target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same at once, where one member has all columns, and so owns every label that is one. Where all entries of a
+    row are -inf, its loss is nan by itself."""
+    largest, place = logits.max(1)
+    largest = widened(largest)
+    log_sum = largest + _exponentials(logits, largest).log()
+    losses, ignored = _losses(log_sum, logits.gather(1, target)[:, 0], labels, target != labels)
     return losses, place, log_sum, ignored
 
 
@@ -162,16 +170,25 @@ def _finite(largest: Tensor) -> Tensor:
     return largest.clamp_min(torch.finfo(largest.dtype).min)
 
 
-def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of logits: probabilities minus 1 at the own label, times the row's `gradient`."""
-    result = (as_type(logits, log_sum.dtype) - log_sum).exp_()
+def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, taken: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of logits: probabilities, less 1 at the own label (`taken`: -1 or 0), times the row's `gradient`."""
+    result = (logits - log_sum).exp_()
     if result.shape[1]:
-        result.scatter_add_(1, target, -owned.to(result.dtype))
-    return as_type(result.mul_(gradient), logits.dtype)
+        result.scatter_add_(1, target, taken)
+    if result.dtype == logits.dtype or logits.device.type == "cpu":
+        return as_type(result.mul_(gradient), logits.dtype)
+    return torch.mul(result, gradient, out=torch.empty_like(logits))  # which a device rounds as it writes
 
 
-def _gradient_compiled(logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor, gradient: Tensor) -> Tensor:
-    """The same in one pass. As it stands here it needs several times the memory of the other one."""
+def _gradient_compiled(
+    logits: Tensor, log_sum: Tensor, target: Tensor, owned: Tensor | None, gradient: Tensor
+) -> Tensor:
+    """The same in one pass. As it stands here it needs several times the memory of the other one.
+
+    Args:
+        owned: which labels are this member's. None: all.
+    """
     probabilities = (logits.to(log_sum.dtype) - log_sum).exp()
-    is_label = (torch.arange(logits.shape[1], device=logits.device) == target) & owned
+    is_label = torch.arange(logits.shape[1], device=logits.device) == target
+    is_label = is_label if owned is None else is_label & owned
     return ((probabilities - is_label.to(log_sum.dtype)) * gradient).to(logits.dtype)

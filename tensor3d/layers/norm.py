@@ -77,8 +77,11 @@ class LayerNorm3D(nn.Module):
             )
         for each in others[:-1]:
             x = x + each
-        if others:
-            x = x + (drop(others[-1], dropout) if dropout else others[-1])
+        last = [drop(each, dropout) if dropout else each for each in others[-1:]]
+        if self.cube.axis(self.face).size == 1 and _suits_few_operators(x, *last):
+            return _NarrowSumAndNorm.apply(self.weight, self.bias, self.cube, self.face, self.eps, x, *last)
+        for each in last:
+            x = x + each
         function = _LayerNorm if self.cube.axis(self.face).size > 1 else _LayerNormAlone
         return function.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
 
@@ -217,6 +220,72 @@ class _LayerNormAlone(Function):
         if needs_bias and dshift is not None:
             ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
         return as_type(dx, dy.dtype), None, None, None, None, None
+
+
+class _NarrowSumAndNorm(Function):
+    """LayerNorm of one addend or of the sum of two, in 16 bits, on a device, where one member has all columns and they
+    are a power of two. Each operator takes the host as long as a few thousand rows take a device, so these are few.
+
+    Statistics and gradients are those of fp32, as everywhere. Without a center: the steps of 16 bits are so wide, 2^-8
+    or 2^-11 of a large mean, that what its rounding to fp32 adds, 2^-24 of it, is far below the result's own rounding.
+    In rows that are all the same it would be all that is left, and eps magnifies it; but of a power of two the kernel
+    puts means together by halves, which rounds nothing (`cuWelfordCombine` of PyTorch).
+    A sum is rounded as ever, and written in fp32 at once: operators round to the type of their inputs, before what they
+    write to. What is narrow and what is wide is copied into each other in one operator for two matrices.
+    Saved for backward: the sum (a single addend: itself), and two numbers a row.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        eps: float,
+        *addends: Tensor,
+    ) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        total, dtype = addends[0], torch.promote_types(addends[0].dtype, torch.float32)
+        gain, shift = as_type(local(weight), dtype), None if bias is None else as_type(local(bias), dtype)
+        wide = torch.add(*addends, out=_empty(total, dtype)) if len(addends) > 1 else total.to(dtype)
+        normal, mean, rstd = torch.native_layer_norm(wide, (total.shape[1],), gain, shift, eps)
+        if len(addends) > 1:
+            result, total = _empty(total, total.dtype), _empty(total, total.dtype)
+            torch._foreach_copy_([result, total], [normal, wide])
+        else:
+            result = normal.to(total.dtype)
+        ctx.save_for_backward(total, weight, mean, rstd)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, mean, rstd = ctx.saved_tensors
+        over = ctx.cube.over(*vector(ctx.face).sum_over)
+        needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
+        gain, asked = as_type(local(weight), rstd.dtype), [True, needs_weight, needs_bias]
+        wide, wide_dy = _empty(total, rstd.dtype), _empty(total, rstd.dtype)
+        torch._foreach_copy_([wide, wide_dy], [total, dy])
+        dx, dgain, dshift = _BACKWARD(wide_dy, wide, [total.shape[1]], mean, rstd, gain, gain, asked)
+        if needs_weight and dgain is not None:
+            ctx.cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), over)
+        if needs_bias and dshift is not None:
+            ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
+        dx = as_type(dx, dy.dtype)
+        return (*[None] * 5, *[dx] * (len(ctx.needs_input_grad) - 5))
+
+
+def _suits_few_operators(*addends: Tensor) -> bool:
+    first, columns = addends[0], addends[0].shape[1]
+    is_narrow = first.device.type != "cpu" and first.dtype.itemsize < 4
+    return is_narrow and columns & (columns - 1) == 0 and all(each.dtype == first.dtype for each in addends)
+
+
+def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(like.shape, dtype=dtype, device=like.device)
 
 
 def _is_narrow(x: Tensor) -> bool:

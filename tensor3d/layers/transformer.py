@@ -22,7 +22,7 @@ from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.layers.norm import LayerNorm3D
 from tensor3d.ops.activations import Activation, activated, check_activation_name
 from tensor3d.sharding.activation_layout import check_activation, in_batch
-from tensor3d.sharding.matmul import matmul
+from tensor3d.sharding.matmul import HandedOn, matmul
 from tensor3d.sharding.redistribute import select
 from tensor3d.torch_private import has_global_hooks
 
@@ -165,9 +165,13 @@ class Block3D(nn.Module):
             attended = self._attend(self.attention_norm(x), sequences, chosen)
             x = self._added(self._kept(x, chosen), attended, of_attention)
             return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)
-        attended = self._attend(x, sequences, chosen)
-        x = self._normed(self._kept(x, chosen), attended, self.attention_norm, of_attention)
-        return self._normed(x, self.mlp(x), self.mlp_norm, self.dropout)
+        cube = self.dropout.cube
+        with HandedOn(x, cube) as residual:
+            attended = self._attend(x, sequences, chosen)
+        x = self._normed(self._kept(residual.tensor, chosen), attended, self.attention_norm, of_attention)
+        with HandedOn(x, cube) as residual:
+            part = self.mlp(x)
+        return self._normed(residual.tensor, part, self.mlp_norm, self.dropout)
 
     def _added(self, x: Tensor, part: Tensor, dropout: Dropout3D) -> Tensor:
         """x + dropout(part)"""
@@ -178,12 +182,13 @@ class Block3D(nn.Module):
     def _normed(self, x: Tensor, part: Tensor, norm: nn.Module, dropout: Dropout3D) -> Tensor:
         """norm(x + dropout(part))"""
         result: Tensor
-        plain = _compiles(dropout) and _is_plain(dropout, Dropout3D) and _is_plain(norm, LayerNorm3D)
+        if not _is_plain(norm, LayerNorm3D):
+            result = norm(x + dropout(part))
         # A norm drops in training alone: its own, which somebody may have set apart from the dropout's.
-        if plain and (norm.training or not dropout.active):
+        elif _compiles(dropout) and _is_plain(dropout, Dropout3D) and (norm.training or not dropout.active):
             result = norm(x, part, dropout=dropout.p if dropout.active else 0.0)
         else:
-            result = norm(x + dropout(part))
+            result = norm(x, dropout(part))
         return result
 
     def _attend(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:

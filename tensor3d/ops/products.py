@@ -42,6 +42,16 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
+def added_product(addend: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """`addend + a @ b`, to an addend of its shape and type, or none. A device adds where it multiplies: one operator,
+    and in 16 bits the sum alone is rounded, not the product before it."""
+    if addend is None:
+        return product(a, b)
+    if a.device.type == "cpu":
+        return product(a, b).add_(addend)
+    return torch.addmm(addend, a, b)
+
+
 def wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """`product(a, b)` in another type. For fp32 of 16-bit matrices NVIDIA's kernels write the sums as they have them:
     nothing is rounded to 16 bits, and nothing converted."""

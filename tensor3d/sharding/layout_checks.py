@@ -6,7 +6,7 @@ theirs. What lies between (activation functions, residuals, dropout, attention) 
 
 A function of one's own that changes the face, or makes an activation, sets marks itself, in its forward:
 `ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
-`ctx.keeps_face = True`. One without marks is not looked behind.
+`ctx.keeps_face = True`. One without marks is not looked behind. Further results lie on `ctx.read_face`, if that is set.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
     maker: Any = tensor.grad_fn
     if maker is None:
         return
-    mark = _mark(maker)
+    mark = _mark(maker, tensor.output_nr)
     if mark is not None and mark[0] == face:
         return  # by far most often
     if mark is None:  # most often the sum of a residual, or an activation
-        marks = [_mark(node) for node, _ in maker.next_functions if node is not None]
+        marks = [_mark(node, number) for node, number in maker.next_functions if node is not None]
         if marks and all(each is not None and each[0] == face for each in marks):
             maker.metadata[_KNOWN] = marks[0]
             return
     between: dict[Any, None] = {}  # what is seen through, nearest first
     makers: dict[Any, str] = {}
-    for node in walk(tensor, between.__contains__):
+    for node, number in walk(tensor, between.__contains__):
         if not isinstance(node, BackwardCFunction) and hasattr(node, "variable"):
             if isinstance(node.variable, nn.Parameter):
                 refuse_plain(node.variable, cube)
             continue
-        mark = _mark(node)
+        mark = _mark(node, number)
         if mark is None:
             between[node] = None
             continue
@@ -133,9 +133,15 @@ def keeps_face(node: Any) -> bool:
     return not isinstance(node, BackwardCFunction) or getattr(node, "keeps_face", False)
 
 
-def _mark(node: Any) -> tuple[str | None, str] | None:
-    """On which face its result lies, if that is known, and what made it; None: where its inputs do."""
+def marked_face(node: Any, number: int) -> str | None:
+    """The face that a node tells of its result of that number."""
+    face: str | None = getattr(node, "result_face", None)
+    return face if number == 0 else getattr(node, "read_face", face)
+
+
+def _mark(node: Any, number: int) -> tuple[str | None, str] | None:
+    """On which face that result of it lies, if that is known, and what made it; None: where its inputs do."""
     if keeps_face(node):
         known: tuple[str | None, str] | None = node.metadata.get(_KNOWN)
         return known
-    return getattr(node, "result_face", None), getattr(node, "made", "a function of its own")
+    return marked_face(node, number), getattr(node, "made", "a function of its own")

@@ -20,7 +20,7 @@ from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.ops.fp8 import GRADIENTS, Current, Rounded, Scaling, fp8_product, product_of_rounded, rounded, suits_fp8
-from tensor3d.ops.products import product, wide_product
+from tensor3d.ops.products import added_product, product, wide_product
 from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.fused_products import fused_product, fused_with_product
@@ -28,6 +28,7 @@ from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, matrix, vector
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,
+    converted_pair,
     pass_gathered_weight,
     position_in_pass,
     prefetch_next_weight,
@@ -50,6 +51,39 @@ def check_reshard(reshard: Reshard) -> None:
             'reshard_after_forward must be True or False, or "input" or "weight", to gather that operand alone again. '
             f"Got {reshard!r}."
         )
+
+
+# --- What a product reads, and others after it ------------------------------------------------------------------------
+
+
+class HandedOn:
+    """Inside, the first product that reads a tensor itself hands it on, to a residual:
+
+        with HandedOn(x, cube) as residual:
+            y = mlp(x)
+        x = residual.tensor + y
+
+    Then autograd need not add the two gradients of x: the product's backward pass does, where it multiplies. Where no
+    product reads it, nothing changes.
+    """
+
+    def __init__(self, tensor: Tensor, cube: Cube) -> None:
+        self.tensor = tensor
+        """For what reads it after the product."""
+        self._cube = cube
+
+    def __enter__(self) -> HandedOn:
+        self._cube.handed_on.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cube.handed_on.remove(self)
+
+
+def _wanted_by(a: Tensor, cube: Cube) -> HandedOn | None:
+    if not (cube.handed_on and a.requires_grad and torch.is_grad_enabled()):
+        return None
+    return next((each for each in reversed(cube.handed_on) if each.tensor is a), None)
 
 
 # --- The product ------------------------------------------------------------------------------------------------------
@@ -120,8 +154,14 @@ def matmul(
     a = as_type(a, cube.precision.computed(a.dtype))
     if a.dtype != torch.float64 and torch.is_autocast_enabled(a.device.type):  # which leaves float64 alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
+    wanted = _wanted_by(a, cube)
     # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
-    return _Product.apply(a, weight, bias, cube, face, reshard_after_forward, fp8, position_in_pass(a, cube))
+    position = position_in_pass(a, cube)
+    options = cube, face, reshard_after_forward, fp8, position
+    if wanted is None:
+        return _Product.apply(a, weight, bias, *options, False)
+    c, wanted.tensor = _Product.apply(a, weight, bias, *options, True)
+    return c
 
 
 class _Product(Function):
@@ -136,7 +176,8 @@ class _Product(Function):
         reshard: Reshard,
         fp8: bool,
         position: PassPosition,
-    ) -> Tensor:
+        hands_on: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         cube.ledger.forget_failed_passes()
         rows, columns = cube.axis(other(face)), cube.axis(face)
         results, inner = weight.shape
@@ -144,11 +185,13 @@ class _Product(Function):
         gathering_a = CommHandle(a) if fused == "gather" else all_gather(a, rows)
         if cube.speed.shadow_weights:
             cube.shadows.enrol(weight, bias)
-        source = weight_source(weight, cube, rows)
-        gathering_w = source.gather(a.dtype, position)
+        source, pair = weight_source(weight, cube, rows), converted_pair(weight, bias, cube, a.dtype)
+        gathering_w = source.gather(a.dtype, position) if pair is None else CommHandle(pair[0])
         a_full, w_full = gathering_a.wait(), gathering_w.wait()
         prefetch_next_weight(cube, position=position)
-        shift = None if bias is None else as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
+        shift = None if pair is None else pair[1]
+        if bias is not None and pair is None:
+            shift = as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
         ctx.products = products = _products(cube, weight, w_full, fp8)
         # W' is for dA alone, A' for dW.
         ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
@@ -167,11 +210,18 @@ class _Product(Function):
         ctx.source, ctx.is_ordered = source, True
         ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
         ctx.save_for_backward(a_full if ctx.keeps_a else a, w_full if ctx.keeps_w else weight)
-        return c
+        if not hands_on:
+            return c
+        ctx.read_face = face
+        ctx.set_materialize_grads(False)
+        return c, a
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None, None]:
+    def backward(ctx: Any, dc: Tensor | None, handed_back: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """`handed_back`: the gradient of `a` where it was handed on."""
+        if dc is None:  # a pass that goes through that alone
+            return handed_back, *[None] * 8
         cube, face, weight, bias, products = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.products
         rows, columns = cube.axis(other(face)), cube.axis(face)
         needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
@@ -201,7 +251,8 @@ class _Product(Function):
         if fused is not None:
             sending_da, dc_full = fused_product(fused, dc_full, w_full, columns, rows, keep=needs_dw)
         elif needs_da:
-            sending_da = reduce_scatter(products.input_grad(dc_full, w_full), rows)
+            addend, handed_back = (handed_back, None) if rows.size == 1 else (None, handed_back)
+            sending_da = reduce_scatter(products.input_grad(dc_full, w_full, addend), rows)
         if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
             free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
         del gathering_w, w_full, saved_w
@@ -210,7 +261,10 @@ class _Product(Function):
             dw = products.weight_grad(dc_full, a_full, type_of_sum(weight, cube))
             ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
         products.end()
-        return sending_da.wait() if sending_da else None, None, None, None, None, None, None, None
+        da = None if sending_da is None else sending_da.wait()
+        if da is not None and handed_back is not None:
+            da.add_(handed_back)
+        return da, *[None] * 8
 
 
 # --- In which types a rank multiplies ---------------------------------------------------------------------------------
@@ -230,11 +284,12 @@ class _Products:
             return product(a, w.t(), bias)
         return fp8_product(a, w.t(), self._scaling, bias, fast=True, regions=self._cube.regions)
 
-    def input_grad(self, dc: Tensor, w: Tensor) -> Tensor:
-        """dA' (M, K) of dC' (M, N)."""
+    def input_grad(self, dc: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
+        """dA' (M, K) of dC' (M, N), and an addend."""
         if self._scaling is None:
-            return product(dc, w)
-        return fp8_product(dc, w, self._scaling, kind=GRADIENTS[self._scaling], regions=self._cube.regions)
+            return added_product(addend, dc, w)
+        da = fp8_product(dc, w, self._scaling, kind=GRADIENTS[self._scaling], regions=self._cube.regions)
+        return da if addend is None else da.add_(addend)
 
     def weight_grad(self, dc: Tensor, a: Tensor, wide: torch.dtype) -> Tensor:
         """dW' (N, K), in the type `wide` where the product can give it."""
@@ -264,9 +319,10 @@ class _DelayedProducts:
         of_a, of_w = self._rounded(INPUT, a), self._rounded(WEIGHT, w)
         return product_of_rounded(of_a, of_w.t(), a.dtype, bias, fast=True)
 
-    def input_grad(self, dc: Tensor, w: Tensor) -> Tensor:
+    def input_grad(self, dc: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
         self._dc = self._rounded(GRADIENT, dc)
-        return product_of_rounded(self._dc, self._rounded(WEIGHT, w), dc.dtype)
+        da = product_of_rounded(self._dc, self._rounded(WEIGHT, w), dc.dtype)
+        return da if addend is None else da.add_(addend)
 
     def weight_grad(self, dc: Tensor, a: Tensor, wide: torch.dtype) -> Tensor:
         of_dc = self._rounded(GRADIENT, dc) if self._dc is None else self._dc

@@ -172,7 +172,10 @@ def chosen_rows(table: Tensor, local_rows: Tensor, owned: Tensor, dtype: torch.d
     """(R, H) of this type: own rows where owned, else 0."""
     if table.shape[0] == 0:  # a chunk of a vocabulary smaller than its axis
         return table.new_zeros(local_rows.shape[0], table.shape[1], dtype=dtype)
-    return as_type(table.index_select(0, local_rows), dtype).mul_(owned.unsqueeze(1))
+    found, owned = table.index_select(0, local_rows), owned.unsqueeze(1)
+    if found.dtype == dtype:
+        return found.mul_(owned)
+    return torch.mul(found, owned, out=torch.empty_like(found, dtype=dtype))  # rounded as it is written
 
 
 def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows: int) -> Tensor:
@@ -184,7 +187,10 @@ def sums_by_row(gradient: Tensor, local_rows: Tensor, owned: Tensor, table_rows:
 
 def add_by_row(table: Tensor, gradient: Tensor, local_rows: Tensor, owned: Tensor) -> Tensor:
     """The table (T', H), of fp32 at least, to which the rows (R, H) of `gradient` are added, in place."""
-    return table.index_add_(0, local_rows, as_type(gradient, table.dtype) * owned.unsqueeze(1)) if len(table) else table
+    if len(table) == 0:
+        return table
+    own = torch.mul(gradient, owned.unsqueeze(1), out=torch.empty_like(gradient, dtype=table.dtype))
+    return table.index_add_(0, local_rows, own)
 
 
 def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:

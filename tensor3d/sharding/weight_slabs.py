@@ -53,6 +53,19 @@ def block_or_shadow(parameter: Tensor, cube: Cube, dtype: torch.dtype) -> Tensor
     return cube.shadows.of(parameter, block, dtype)
 
 
+def converted_pair(weight: Tensor, bias: Tensor | None, cube: Cube, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """A weight that does not travel and its bias, in the type of a product by one operator. None where there is
+    another way, or nothing to convert."""
+    if bias is None or cube.axis("x").size > 1 or cube.speed.shadow_weights:
+        return None
+    blocks = local(weight), local(bias)
+    if blocks[0].dtype == dtype or blocks[1].dtype != blocks[0].dtype:
+        return None
+    converted = torch.empty_like(blocks[0], dtype=dtype), torch.empty_like(blocks[1], dtype=dtype)
+    torch._foreach_copy_(converted, blocks)
+    return converted
+
+
 def type_of_sum(weight: Tensor, cube: Cube) -> torch.dtype:
     """In which the gradient of W' is summed over x: where nothing travels, nothing is to be rounded for it."""
     return weight.dtype if cube.axis("x").size == 1 else cube.precision.reduced(weight.dtype)

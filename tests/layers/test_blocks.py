@@ -6,10 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tensor3d import MLP3D, Attention3D, Block3D, Cube, Dropout3D, GatedMLP3D, RMSNorm3D, TransformerLayer3D
+from tensor3d import (
+    MLP3D,
+    Attention3D,
+    Block3D,
+    Cube,
+    Dropout3D,
+    Embedding3D,
+    GatedMLP3D,
+    Linear3D,
+    RMSNorm3D,
+    TransformerLayer3D,
+    redistribute,
+)
 from tensor3d.batches.sequences import Sequences
+from tensor3d.sharding.layout_checks import check_origin
+from tensor3d.sharding.matmul import HandedOn
 
 SEQUENCES = Sequences.from_lengths([3, 5])
 
@@ -40,6 +54,53 @@ def test_a_block_is_its_parts(norm: Any, recompute: Any) -> None:
     assert x.grad is not None
     assert again.grad is not None
     assert torch.equal(again.grad, x.grad)
+
+
+def residual_by_hand(cube: Cube, layer: Linear3D, x: Tensor) -> Tensor:
+    with HandedOn(x, cube) as residual:
+        y = layer(x)
+    assert residual.tensor is not x, "handed on"
+    return redistribute(y, cube, to="z") + residual.tensor
+
+
+def test_a_product_adds_the_gradient_of_what_it_hands_on() -> None:
+    cube = Cube.single()
+    layer = Linear3D(16, 16, cube, std=0.3)
+    ones, others = (torch.randn(8, 16, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    (redistribute(layer(ones), cube, to="z") + ones).square().sum().backward()
+    wanted, layer.weight.grad = layer.weight.grad, None
+    residual_by_hand(cube, layer, others).square().sum().backward()
+    assert torch.equal(others.grad, ones.grad)
+    assert torch.equal(layer.weight.grad, wanted)
+
+
+def test_what_a_product_hands_on_may_be_all_that_is_used() -> None:
+    cube = Cube.single()
+    layer, x = Linear3D(16, 16, cube), torch.randn(8, 16, requires_grad=True)
+    with HandedOn(x, cube) as residual:
+        layer(x + 1)
+        y = layer(x)
+        layer(x)  # the second one reads what it always did
+    (2 * residual.tensor).sum().backward(retain_graph=True)
+    assert x.grad.unique().tolist() == [2.0]
+    assert layer.weight.grad is None
+    y.sum().backward()
+    assert torch.allclose(x.grad, 2 + layer.weight.detach().sum(0))
+    assert not cube.handed_on
+    with torch.no_grad(), HandedOn(x, cube) as residual:
+        layer(x)
+    assert residual.tensor is x
+
+
+def test_what_is_handed_on_lies_where_it_was_read() -> None:
+    cube = Cube.single()
+    x = Embedding3D(11, 16, cube)(torch.arange(8))
+    with HandedOn(x, cube) as residual:
+        y = Linear3D(16, 16, cube)(x)
+    for right, face in ((residual.tensor, "z"), (residual.tensor * 2, "z"), (y, "y"), (y * 2, "y")):
+        check_origin(right, face, cube, "a reader")
+        with pytest.raises(ValueError, match=f"lies on face {face}"):
+            check_origin(right, "y" if face == "z" else "z", cube, "a reader")
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tensor3d import Cube, Linear3D
 from tensor3d.ops import products
-from tensor3d.ops.products import product, wide_product
+from tensor3d.ops.products import added_product, product, wide_product
 from tensor3d.sharding.param_layout import local
 from tools.bench.operators import OperatorCounter
 
@@ -122,6 +122,18 @@ def test_which_processors(vendor: str, capability: str, slow: bool, monkeypatch:
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     assert products._mkl_is_slow.__wrapped__() is slow
+
+
+def test_a_device_adds_where_it_multiplies() -> None:
+    """On a CPU the bits are those of a product and a sum."""
+    addend, a, b = torch.randn(8, 40).bfloat16(), torch.randn(8, 24).bfloat16(), torch.randn(24, 40).bfloat16()
+    before = addend.clone()
+    assert torch.equal(added_product(addend, a, b), product(a, b) + addend)
+    assert torch.equal(added_product(None, a, b), product(a, b))
+    assert torch.equal(addend, before)
+    with OperatorCounter() as counter:
+        added_product(*(each.to("meta") for each in (addend, a, b)))
+    assert counter.operators == {"addmm": 1}
 
 
 def test_sums_of_narrow_products_are_wide_where_a_gpu_writes_them() -> None:

@@ -56,32 +56,36 @@ _Kind = tuple[Encoder, bool, bool]
 """Encoder, whether products are in 16 bits, whether regions are compiled."""
 LAYER: Mapping[_Kind, LayerCounts] = MappingProxyType(
     {
-        ("classic", False, False): LayerCounts(Count(37, 2, 74), Count(192, 8, 188), Count(24, 0, 4)),
-        ("classic", False, True): LayerCounts(Count(26, 2, 5), Count(136, 8, 36), Count(20)),
-        ("classic", True, False): LayerCounts(Count(45, 2, 76), Count(170, 4, 202), Count(12, 0, 2)),
-        ("classic", True, True): LayerCounts(Count(26, 2, 5), Count(70, 4, 18), Count(10)),
+        ("classic", False, False): LayerCounts(Count(35, 4, 74), Count(168, 24, 188), Count(24, 0, 4)),
+        ("classic", False, True): LayerCounts(Count(24, 4, 5), Count(112, 24, 36), Count(20)),
+        ("classic", True, False): LayerCounts(Count(37, 4, 82), Count(158, 12, 202), Count(12, 0, 2)),
+        ("classic", True, True): LayerCounts(Count(24, 4, 5), Count(58, 12, 18), Count(10)),
         ("modern", False, False): LayerCounts(Count(106, 0, 68), Count(324, 0, 160), Count(72)),
         ("modern", False, True): LayerCounts(Count(100, 0, 4), Count(284, 0, 24), Count(72)),
-        ("modern", True, False): LayerCounts(Count(118, 0, 70), Count(316, 0, 180), Count(36)),
+        ("modern", True, False): LayerCounts(Count(114, 0, 74), Count(312, 0, 184), Count(36)),
         ("modern", True, True): LayerCounts(Count(104, 0, 4), Count(224, 0, 12), Count(36)),
     }
 )
 REST: Mapping[_Kind, RestCounts] = MappingProxyType(
     {
-        ("classic", False, False): RestCounts(Count(77, 59, 45), Count(147, 20, 88), Count(88, 144, 36), 48),
-        ("classic", False, True): RestCounts(Count(54, 10, 11), Count(123, 20, 12), Count(76, 68, 36), 16),
-        ("classic", True, False): RestCounts(Count(97, 60, 46), Count(183, 30, 98), Count(92, 138, 18), 64),
-        ("classic", True, True): RestCounts(Count(63, 10, 11), Count(135, 30, 6), Count(50, 46, 18), 8),
-        ("modern", False, False): RestCounts(Count(72, 57, 42), Count(102, 20, 80), Count(84, 136, 32), 48),
-        ("modern", False, True): RestCounts(Count(50, 10, 10), Count(86, 20, 12), Count(72, 68, 32), 16),
-        ("modern", True, False): RestCounts(Count(90, 58, 43), Count(134, 30, 90), Count(90, 130, 16), 64),
-        ("modern", True, True): RestCounts(Count(57, 10, 10), Count(90, 30, 6), Count(48, 46, 16), 8),
+        ("classic", False, False): RestCounts(Count(70, 65, 47), Count(145, 22, 89), Count(88, 144, 36), 48),
+        ("classic", False, True): RestCounts(Count(50, 13, 13), Count(121, 22, 13), Count(76, 68, 36), 16),
+        ("classic", True, False): RestCounts(Count(82, 69, 51), Count(171, 22, 99), Count(82, 132, 18), 40),
+        ("classic", True, True): RestCounts(Count(58, 13, 13), Count(123, 22, 7), Count(42, 38, 18), 8),
+        ("modern", False, False): RestCounts(Count(67, 62, 42), Count(102, 20, 80), Count(84, 136, 32), 48),
+        ("modern", False, True): RestCounts(Count(48, 12, 10), Count(86, 20, 12), Count(72, 68, 32), 16),
+        ("modern", True, False): RestCounts(Count(74, 66, 46), Count(124, 20, 90), Count(80, 124, 16), 40),
+        ("modern", True, True): RestCounts(Count(51, 12, 10), Count(80, 20, 6), Count(40, 38, 16), 8),
     }
 )
-_NEXT_SENTENCE = 30
+_UNEVEN = 3
+"""Operators of a sum and its LayerNorm more in 16 bits, eager, where one rank has all columns and they are no power of
+two (tensor3d/layers/norm.py); one less without a sum."""
+_NEXT_SENTENCE = 27
 """Operators of a pooler with its head and loss."""
-_OVER_X = 12
-"""Operators of the rest more where x is above 1: the lookup's."""
+_OVER_X = 24
+"""Operators of the rest more where x alone is above 1: the lookup's, and those of several ranks, which `RestCounts` has
+for y and z."""
 _ROTARY = 88
 """Bytes of a layer of the modern encoder, for each row on face y and each column of a head: angles have no heads."""
 _TABLE, _TABLE_OVER_X = 8, 12
@@ -117,13 +121,15 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     operators, dropped = _dropout(wire, compiled)
     operators_of_rest, dropped_of_rest = _dropout(wire, False)  # behind the embeddings, in no region
     layers = repeated * config.layers
+    norms, norms_of_rest = _uneven_norms(config, wire, compiled)
     of_table = _TABLE + _TABLE_OVER_X * (shape.x > 1)
     return Work(
-        operators=round(layers * (layer.operators.on(shape) - absent * operators))
+        operators=round(layers * (layer.operators.on(shape) + norms - absent * operators))
         + rest.operators.on(shape)
+        + norms_of_rest
         - without * operators_of_rest
         + _NEXT_SENTENCE * config.next_sentence
-        + _OVER_X * (shape.x > 1),
+        + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
             layers * (touched - absent * dropped * state)
             + (rest.state.on(shape) - without * dropped_of_rest) * state
@@ -132,6 +138,18 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
             + of_table * slab * (config.embedding_size // shape.z)
         ),
     )
+
+
+def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[int, int]:
+    """Operators of a layer's two norms, and of the embeddings' and the masked-LM head's, beyond those in the tables."""
+    if compiled or wire.compute != 2:
+        return 0, 0
+    here = [wire.size("z") == 1, wire.size("z") == 1, wire.size("y") == 1]
+    hidden, embeddings, head = (
+        columns & (columns - 1) > 0 and alone
+        for columns, alone in zip((config.hidden, config.embedding_size, config.embedding_size), here, strict=True)
+    )
+    return 2 * (_UNEVEN - config.pre_norm) * hidden, _UNEVEN * embeddings + (_UNEVEN - 1) * head
 
 
 def _dropout(wire: CommModel, compiled: bool) -> tuple[int, int]:

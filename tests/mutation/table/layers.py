@@ -327,8 +327,8 @@ MUTATIONS = (
     Mutation(
         "loss-gradient-upside-down",
         "tensor3d/layers/loss.py",
-        old="result.scatter_add_(1, target, -owned.to(result.dtype))",
-        new="result.scatter_add_(1, target, owned.to(result.dtype))",
+        old="taken = regions.number(-1.0, wide).expand_as(log_sum) if owned is None else -owned.to(wide)",
+        new="taken = regions.number(1.0, wide).expand_as(log_sum) if owned is None else owned.to(wide)",
         tests=("tests/layers/test_layers.py::test_cross_entropy_equals_torchs",),
         quick=True,
     ),
@@ -356,8 +356,8 @@ MUTATIONS = (
     Mutation(
         "narrow-head-without-bias",
         "tensor3d/layers/heads.py",
-        old="        if self.bias is None:\n            return logits\n",
-        new="        return logits\n",
+        old="            logits = logits + as_type(local(bias), wide.dtype)\n",
+        new="            pass\n",
         tests=(TOKENS,),
     ),
     Mutation(

@@ -60,6 +60,8 @@ EVERY = [
     (replace(CLASSIC, dropout=0.0, next_sentence=False), "2x1x2", "fp16", False),
     (replace(MODERN, dropout=0.0, attention_out_dropout=0.1), "4x1x1", "bf16", True),
     (replace(CLASSIC, dropout=0.0), "1x1x1", "fp32", True),
+    (replace(CLASSIC, hidden=768, heads=12), "1x1x1", "bf16", False),
+    (replace(MODERN, hidden=768, heads=12), "1x2x1", "bf16", False),
 ]
 FAST = (CLASSIC, "1x1x2", "bf16", True)
 
