@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_gather, all_reduce
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
-from tensor3d.distributed.grad_reducer import asked_for
 from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
