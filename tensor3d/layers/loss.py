@@ -133,7 +133,12 @@ def _row_statistics(logits: Tensor, target: Tensor, owned: Tensor) -> Tensor:
 
 def _exponentials(logits: Tensor, largest: Tensor) -> Tensor:
     """(R',): the sums of a row's exponentials below its largest, which is wide: so is the difference."""
-    return (logits - largest.unsqueeze(1)).exp_().sum(1)
+    return (_minuend(logits) - largest.unsqueeze(1)).exp_().sum(1)
+
+
+def _minuend(logits: Tensor) -> Tensor:
+    """A device widens what it subtracts from as it reads it; a CPU makes a copy, and in more memory than one needs."""
+    return widened(logits) if logits.device.type == "cpu" else logits
 
 
 def _combined(statistics: Tensor, labels: Tensor, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,7 +177,7 @@ def _finite(largest: Tensor) -> Tensor:
 
 def _gradient(logits: Tensor, log_sum: Tensor, target: Tensor, taken: Tensor, gradient: Tensor) -> Tensor:
     """The gradient of logits: probabilities, less 1 at the own label (`taken`: -1 or 0), times the row's `gradient`."""
-    result = (logits - log_sum).exp_()
+    result = (_minuend(logits) - log_sum).exp_()
     if result.shape[1]:
         result.scatter_add_(1, target, taken)
     if result.dtype == logits.dtype or logits.device.type == "cpu":

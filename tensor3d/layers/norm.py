@@ -246,12 +246,12 @@ class _NarrowSumAndNorm(Function):
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        total, dtype = addends[0], torch.promote_types(addends[0].dtype, torch.float32)
+        total, dtype = addends[0], torch.float32
         gain, shift = as_type(local(weight), dtype), None if bias is None else as_type(local(bias), dtype)
-        wide = torch.add(*addends, out=_empty(total, dtype)) if len(addends) > 1 else total.to(dtype)
+        wide = torch.add(*addends, out=torch.empty_like(total, dtype=dtype)) if len(addends) > 1 else total.to(dtype)
         normal, mean, rstd = torch.native_layer_norm(wide, (total.shape[1],), gain, shift, eps)
         if len(addends) > 1:
-            result, total = _empty(total, total.dtype), _empty(total, total.dtype)
+            result, total = torch.empty_like(total), torch.empty_like(total)
             torch._foreach_copy_([result, total], [normal, wide])
         else:
             result = normal.to(total.dtype)
@@ -267,7 +267,7 @@ class _NarrowSumAndNorm(Function):
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
         gain, asked = as_type(local(weight), rstd.dtype), [True, needs_weight, needs_bias]
-        wide, wide_dy = _empty(total, rstd.dtype), _empty(total, rstd.dtype)
+        wide, wide_dy = torch.empty_like(total, dtype=rstd.dtype), torch.empty_like(total, dtype=rstd.dtype)
         torch._foreach_copy_([wide, wide_dy], [total, dy])
         dx, dgain, dshift = _BACKWARD(wide_dy, wide, [total.shape[1]], mean, rstd, gain, gain, asked)
         if needs_weight and dgain is not None:
@@ -280,12 +280,9 @@ class _NarrowSumAndNorm(Function):
 
 def _suits_few_operators(*addends: Tensor) -> bool:
     first, columns = addends[0], addends[0].shape[1]
-    is_narrow = first.device.type != "cpu" and first.dtype.itemsize < 4
-    return is_narrow and columns & (columns - 1) == 0 and all(each.dtype == first.dtype for each in addends)
-
-
-def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(like.shape, dtype=dtype, device=like.device)
+    if first.device.type == "cpu" or first.dtype.itemsize > 2 or columns & (columns - 1):
+        return False
+    return addends[-1].dtype == first.dtype
 
 
 def _is_narrow(x: Tensor) -> bool:

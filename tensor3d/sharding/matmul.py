@@ -81,9 +81,10 @@ class HandedOn:
 
 
 def _wanted_by(a: Tensor, cube: Cube) -> HandedOn | None:
-    if not (cube.handed_on and a.requires_grad and torch.is_grad_enabled()):
-        return None
-    return next((each for each in reversed(cube.handed_on) if each.tensor is a), None)
+    for each in reversed(cube.handed_on):
+        if each.tensor is a:
+            return each if a.requires_grad and torch.is_grad_enabled() else None
+    return None
 
 
 # --- The product ------------------------------------------------------------------------------------------------------

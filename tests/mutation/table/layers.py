@@ -356,8 +356,8 @@ MUTATIONS = (
     Mutation(
         "narrow-head-without-bias",
         "tensor3d/layers/heads.py",
-        old="            logits = logits + as_type(local(bias), wide.dtype)\n",
-        new="            pass\n",
+        old="            if needs_bias:\n",
+        new="            if False:\n",
         tests=(TOKENS,),
     ),
     Mutation(
