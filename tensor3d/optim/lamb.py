@@ -70,18 +70,8 @@ class Lamb(TensorwiseAdam):
         return torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1.0)
 
 
-def norms(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    numbers: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-) -> Tensor:
+def norms(w: Tensor, g: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
     """A region: moves the moments of a block, and gives |w|^2 and |u|^2 of it, (2,)."""
-    _, m, v = move_moments(g, m, v, numbers, beta1, beta2)
+    _, m, v = move_moments(g, m, v, numbers)
     w = as_type(w, numbers.dtype)
-    return torch.stack([sum_squares(w), sum_squares(direction(w, m, v, numbers, eps, decay))])
+    return torch.stack([sum_squares(w), sum_squares(direction(w, m, v, numbers))])

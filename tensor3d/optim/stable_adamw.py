@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.optim.adam import Group, ParamGroupShards
-from tensor3d.optim.tensorwise import TensorwiseAdam, move_moments, sum_squares
+from tensor3d.optim.tensorwise import BIAS2, EPS, TensorwiseAdam, move_moments, sum_squares
 
 
 class StableAdamW(TensorwiseAdam):
@@ -61,17 +61,7 @@ def _against_second_moment(blocks: ParamGroupShards) -> list[Tensor]:
     return against
 
 
-def surprise(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    numbers: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-) -> Tensor:
+def surprise(w: Tensor, g: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
     """A region: moves the moments of a block, and gives the sum of g^2 / max(v / bias2, eps^2), (1,)."""
-    g, _, v = move_moments(g, m, v, numbers, beta1, beta2)
-    return sum_squares(g / (v / numbers[1]).sqrt().clamp_min(eps)).view(1)
+    g, _, v = move_moments(g, m, v, numbers)
+    return sum_squares(g / (v / numbers[BIAS2]).sqrt().clamp_min(numbers[EPS])).view(1)

@@ -129,33 +129,42 @@ class TensorwiseAdam(ShardedAdamBase):
     def _by_regions(self, blocks: ParamGroupShards, run: Callable[..., Any]) -> _Step:
         """By two regions for each block."""
         self._count(blocks)
-        group = blocks.group
-        constants = group["eps"], group["weight_decay"]
         numbers = self._numbers(blocks)
         rows = numbers.unbind()
         tensors = zip(blocks.weights, blocks.gradients, blocks.exp_avg, blocks.exp_avg_sq, rows, strict=True)
-        sums = [self._measured(run, *each, *group["betas"], *constants) for each in tensors]
+        sums = [self._measured(run, *each) for each in tensors]
 
         def descend(factors: Tensor) -> None:
-            numbers[:, 2].copy_(factors * group["lr"])
+            numbers[:, _FACTOR].copy_(factors * blocks.group["lr"])
             for each in zip(blocks.weights, blocks.exp_avg, blocks.exp_avg_sq, rows, strict=True):
-                run(second_way, *each, *constants)
+                run(second_way, *each)
 
         return _Step(parameters=blocks.parameters, sums=torch.stack(sums, dim=1), descend=descend)
 
     def _numbers(self, blocks: ParamGroupShards) -> Tensor:
-        """What regions are given of each block, (n, 4): 1 - beta ** steps of both betas; by what its step is to be
-        multiplied, 0 as yet; and whether this step is skipped, as `found_inf`. On no GPU a row begins off 16 bytes."""
-        weight = blocks.weights[0]
+        """What regions are given of each block, (n, 8): the numbers that are named below, the step's factor as yet 0.
+        Schedules may change any of them from step to step: as part of compiled code each would be compiled anew. On no
+        GPU a row begins off 16 bytes."""
+        weight, group = blocks.weights[0], blocks.group
         wide = torch.promote_types(weight.dtype, torch.float32)
-        numbers = torch.zeros(len(blocks.weights), 4, dtype=wide, device=weight.device)
+        numbers = torch.zeros(len(blocks.weights), _NUMBERS, dtype=wide, device=weight.device)
         steps = torch.zeros(len(blocks.weights), dtype=torch.float64, device=weight.device)
         steps.copy_(torch.stack(blocks.steps))
-        for place, beta in enumerate(blocks.group["betas"]):
-            numbers[:, place].copy_(1 - beta**steps)
+        beta1, beta2 = group["betas"]
+        numbers[:, _BIAS1].copy_(1 - beta1**steps)
+        numbers[:, BIAS2].copy_(1 - beta2**steps)
         if self.found_inf is not None:
-            numbers[:, 3].copy_(self.found_inf.view(()))
+            numbers[:, _SKIPPED].copy_(self.found_inf.view(()))
+        told = {_NEW1: 1 - beta1, _NEW2: 1 - beta2, EPS: group["eps"], _DECAY: group["weight_decay"]}
+        for place, value in told.items():
+            numbers[:, place].fill_(value)
         return numbers
+
+
+_NUMBERS = 8  # a multiple of 16 bytes
+_BIAS1, BIAS2, _FACTOR, _SKIPPED, _NEW1, _NEW2, EPS, _DECAY = range(_NUMBERS)
+"""Of a block: 1 - beta ** steps of both betas; by what its step is multiplied; 1 where this step is skipped, as
+`found_inf`; the share of the gradient in either moment; eps; weight decay."""
 
 
 def _fits(blocks: ParamGroupShards, number: int) -> bool:
@@ -181,28 +190,26 @@ def _each(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> zip[t
 # --- Regions: a block's weights, gradients and moments, and its row of `_numbers` -------------------------------------
 
 
-def move_moments(
-    g: Tensor, m: Tensor, v: Tensor, numbers: Tensor, beta1: float, beta2: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def move_moments(g: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Writes the moments with this gradient, or those of before in a skipped step, and gives all in the wide type."""
-    wide, skipped = numbers.dtype, numbers[3] == 1
+    wide, skipped = numbers.dtype, numbers[_SKIPPED] == 1
     g, old_m, old_v = (as_type(each, wide) for each in (g, m, v))
-    m.copy_(torch.where(skipped, old_m, torch.lerp(old_m, g, 1 - beta1)))
-    v.copy_(torch.where(skipped, old_v, beta2 * old_v + (1 - beta2) * g * g))
+    m.copy_(torch.where(skipped, old_m, torch.lerp(old_m, g, numbers[_NEW1])))
+    v.copy_(torch.where(skipped, old_v, torch.lerp(old_v, g * g, numbers[_NEW2])))
     return g, as_type(m, wide), as_type(v, wide)
 
 
-def direction(w: Tensor, m: Tensor, v: Tensor, numbers: Tensor, eps: float, decay: float) -> Tensor:
+def direction(w: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> Tensor:
     """u, of all in the wide type. Of a step that was skipped before the first one it is 0/0, and not used."""
-    return (m / numbers[0]) / ((v / numbers[1]).sqrt() + eps) + decay * w
+    return (m / numbers[_BIAS1]) / ((v / numbers[BIAS2]).sqrt() + numbers[EPS]) + numbers[_DECAY] * w
 
 
-def second_way(w: Tensor, m: Tensor, v: Tensor, numbers: Tensor, eps: float, decay: float) -> None:
+def second_way(w: Tensor, m: Tensor, v: Tensor, numbers: Tensor) -> None:
     """w -= factor * u, or nothing in a skipped step."""
     wide = numbers.dtype
     before = as_type(w, wide)
-    update = direction(before, as_type(m, wide), as_type(v, wide), numbers, eps, decay)
-    w.copy_(torch.where(numbers[3] == 1, before, before - numbers[2] * update))
+    update = direction(before, as_type(m, wide), as_type(v, wide), numbers)
+    w.copy_(torch.where(numbers[_SKIPPED] == 1, before, before - numbers[_FACTOR] * update))
 
 
 def sum_squares(x: Tensor) -> Tensor:

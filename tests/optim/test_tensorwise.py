@@ -28,6 +28,7 @@ class Named(CompiledRegions):
         self.calls: list[tuple[str, int]] = []
 
     def __call__(self, region: Any, *inputs: Any) -> Any:
+        assert all(isinstance(each, Tensor) for each in inputs), "what a schedule changes would be compiled each time"
         self.calls.append((region.__name__, inputs[0].shape[-2]))
         return super().__call__(region, *inputs)
 
@@ -38,7 +39,7 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
 
 
 def steps(kind: type[Lamb | StableAdamW], weights: list[nn.Parameter], cube: Cube) -> Lamb | StableAdamW:
-    """Three, each with another rate; the second one is skipped."""
+    """Three, each with another rate, decay and betas; the second one is skipped."""
     optimizer = kind(decay_groups(nn.ParameterList(weights), 0.1), cube, lr=0.1)
     for step in range(3):
         torch.manual_seed(step)
@@ -46,6 +47,8 @@ def steps(kind: type[Lamb | StableAdamW], weights: list[nn.Parameter], cube: Cub
             each.grad = torch.randn(each.shape, dtype=each.dtype)
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (step + 1)
+            group["weight_decay"] /= step + 1
+            group["betas"] = (0.9 - 0.1 * step, 0.999 - 0.01 * step)
         optimizer.found_inf = torch.tensor(float(step == 1))
         optimizer.step()
     return optimizer
@@ -87,7 +90,7 @@ def test_stand_ins_go_the_way_that_plans_expect() -> None:
 @pytest.mark.slow  # for the seconds that a compiler takes
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_the_same_and_keep_nothing(kind: type[Lamb | StableAdamW]) -> None:
-    """One code for blocks of the same columns and for any rate; and no memory but, at most, of one block."""
+    """One code for blocks of the same columns and for any rate, decay and betas; no memory but of one block."""
     cube = Cube.single(speed=ExecutionPolicy(compile=True))
     weights = parameters()
     twins = copy.deepcopy(weights)

@@ -307,8 +307,8 @@ MUTATIONS = (
     Mutation(
         "regions-step-where-a-step-is-skipped",
         "tensor3d/optim/tensorwise.py",
-        old="w.copy_(torch.where(numbers[3] == 1, before,",
-        new="w.copy_(torch.where(numbers[3] == 2, before,",
+        old="w.copy_(torch.where(numbers[_SKIPPED] == 1, before,",
+        new="w.copy_(torch.where(numbers[_SKIPPED] == 2, before,",
         tests=("tests/optim/test_steps.py::test_a_skipped_step_never_was",),
     ),
     Mutation(
