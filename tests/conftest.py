@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
 import multiprocessing
 import signal
 from collections import defaultdict
+from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tensor3d.distributed.process_group import objects_of
 from tests.ranks import PRELOAD, STANDING
 
 # The same examples in every run, nothing stored between runs, and no deadline: the machine may be busy elsewhere.
@@ -38,16 +43,53 @@ for _signal in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
         signal.signal(_signal, _nothing)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    # What is imported from here on stays: to look through it for garbage again and again took a fifth of the time.
+    gc.disable()
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "gw0")
+    if worker != "gw0" and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        _import_from_the_end(session.config.rootpath)
+
+
+def _import_from_the_end(root: Path) -> None:
+    """All files of tests, the last first, in a process that is not the first of those that share a run. In a new clone
+    pytest rewrites every assertion, longer than all else of a collection takes: each process does half of the files,
+    and reads what the other has written of the rest."""
+    for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
+        with suppress(Exception, pytest.skip.Exception):  # which the collection that follows reports
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
+CACHES = pytest.StashKey[list["functools._lru_cache_wrapper[Any]"]]()
+"""Those of torch.distributed that a cube no longer finds and empties when it ends; done here after each test."""
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
+    caches = objects_of(functools._lru_cache_wrapper)
+    session.config.stash[CACHES] = [each for each in caches if each.__module__.startswith("torch.distributed")]
+    # Every cube that ends has the collector look through all objects. Half a million stay until the end of the run, and
+    # took it 0.3 s each time.
+    gc.freeze()
+    gc.enable()
+    if not session.config.option.collectonly and any(_has_ranks(item.path) for item in session.items):
+        _start_forkserver(session.config)
+
+
+def _start_forkserver(config: pytest.Config) -> None:
     """Starts the server that all ranks are forked from, beside the first tests. One server serves the whole process:
     if a tool under test starts it first, with what that tool preloads, every later rank has to import torch anew."""
-    if session.config.option.collectonly or not any(_has_ranks(item.path) for item in session.items):
-        return
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    capture = session.config.pluginmanager.getplugin("capturemanager")
+    capture = config.pluginmanager.getplugin("capturemanager")
     capture.resume_global_capture()  # ranks inherit it: what they write is shown with a test that fails
     forkserver.ensure_running()
     capture.suspend_global_capture()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    for each in item.config.stash[CACHES]:
+        each.cache_clear()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

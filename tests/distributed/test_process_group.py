@@ -269,6 +269,7 @@ def test_a_port_in_use_is_an_error_of_the_store() -> None:
 
 def test_looking_for_objects_disturbs_no_other_thread() -> None:
     """`tuple(...)` of a generator fails while somebody else holds it, as a list of all objects does."""
+    gc.unfreeze()  # the tests' own settings hide almost all there is
     ended = threading.Event()
 
     def look() -> None:
@@ -289,3 +290,4 @@ def test_looking_for_objects_disturbs_no_other_thread() -> None:
     assert {id(each) for each in objects_of(functools._lru_cache_wrapper)} >= {id(each) for each in known}
     made = nn.Sequential(nn.Linear(2, 2))
     assert {id(made), id(made[0])} <= {id(each) for each in objects_of(nn.Module, subclasses=True)}
+    gc.freeze()

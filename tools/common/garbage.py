@@ -14,8 +14,10 @@ def loaded_objects_left_alone() -> Iterator[None]:
     PyTorch and a model are some hundred thousand, which stay; a whole collection takes 0.2 s to look through them, and
     who makes many small objects, such as tags of words, has one every thousand texts.
     """
+    frozen_before = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen_before:  # else whoever froze those wants them so
+            gc.unfreeze()

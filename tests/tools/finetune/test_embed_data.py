@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy import stats
 
 from models.bert import PRESETS
 from models.bert.embedding import VectorLoss
@@ -225,6 +224,8 @@ def test_bad_rows_of_a_collection(tmp_path: Path, file: str, row: dict[str, Any]
 
 
 def test_spearman_of_cosines_is_scipys(tmp_path: Path) -> None:
+    from scipy import stats  # takes every process that collects tests 0.7 s
+
     draw = np.random.default_rng(1)
     rows = [
         {"anchor": a, "positive": b, "score": score} for (a, b), score in zip(PAIRS * 5, draw.random(15), strict=True)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics
 
 from tensor3d import Cube
 from tools.convert.__main__ import main as convert
@@ -44,6 +43,8 @@ def drawn(seed: int, texts: int = 40) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_metrics_are_scikit_learns(seed: int) -> None:
+    from sklearn import metrics  # takes every process that collects tests half a second
+
     chances, targets = drawn(seed)
     thresholds = np.array([0.5, 0.4, 0.6, 0.5, 2.0])
     found, said = label_metrics(chances, targets, thresholds), chances >= thresholds
@@ -61,6 +62,8 @@ def test_metrics_are_scikit_learns(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_thresholds_have_the_best_f1_there_is(seed: int) -> None:
+    from sklearn import metrics  # takes every process that collects tests half a second
+
     chances, targets = drawn(seed)
     found = fitted_thresholds(chances, targets)
     assert found[4] == 0.5
@@ -72,6 +75,8 @@ def test_thresholds_have_the_best_f1_there_is(seed: int) -> None:
 
 
 def test_one_label_has_the_f1_of_what_holds() -> None:
+    from sklearn import metrics  # takes every process that collects tests half a second
+
     chances, targets = drawn(0)
     said = chances[:, 1] >= 0.4
     found = label_metrics(chances[:, 1:2], targets[:, 1:2], np.array([0.4]))

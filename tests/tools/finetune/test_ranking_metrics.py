@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.metrics import ndcg_score
 
 from tools.finetune.ranking_metrics import (
     in_rank_order,
@@ -34,6 +33,8 @@ def test_one_ranking_by_hand() -> None:
 
 @pytest.mark.parametrize("gain", ["linear", "exponential"])
 def test_ndcg_is_that_of_scikit_learn_where_no_scores_are_equal(gain: str) -> None:
+    from sklearn.metrics import ndcg_score  # takes every process that collects tests half a second
+
     generator = np.random.default_rng(0)
     for cut in (1, 3, 10, 50):
         scores, grades = generator.permutation(20).astype(float), generator.integers(0, 4, 20).astype(float)
