@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tensor3d.distributed.process_group import objects_of
+from tensor3d.live_objects import objects_of
 from tests.ranks import PRELOAD, STANDING
 
 # The same examples in every run, nothing stored between runs, and no deadline: the machine may be busy elsewhere.

@@ -143,6 +143,9 @@ def rounding(product: Product, wire: CommModel, *, compiled: bool = False) -> Wo
         parts.append(_widened(product, wire, slab * columns))
     if delayed:
         parts.append(_compared(1))
+    if product.hands_on and wire.size(other(product.face)) == 1:
+        # The gradient of the residual, which the kernel of another type adds.
+        parts.append(Work(operators=1, touched=2 * wire.compute * rows * columns))
     return together(parts).times(product.times)
 
 

@@ -34,6 +34,8 @@ class Product:
     """Its weight travels over x in one gather with those of its block."""
     fp8: Fp8 | None = None
     """How it multiplies in FP8; None: in the type of what it reads."""
+    hands_on: bool = False
+    """A residual has what it reads from it (`tensor3d.sharding.matmul.HandedOn`)."""
 
     def flops(self, shape: CubeShape) -> float:
         """Of one pass on a rank; there is one forward and two backward."""

@@ -104,6 +104,11 @@ class CompiledRegions:
                 self._numbers[key] = known
         return known
 
+    def can_write_to(self, tensor: Tensor) -> bool:
+        """Whether a compiled region may change this input: of others it may be given copies, and a fake one, which has
+        no code, is not worth a region."""
+        return tensor.is_contiguous() and type(tensor) is not FakeTensor and tensor.data_ptr() % 16 == 0
+
     def switched(self, compiled: bool) -> CompiledRegions:
         """These, or new ones where they are not as told."""
         return self if compiled == self.compiled else CompiledRegions(compiled, self._device)

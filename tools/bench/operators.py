@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert import PRESETS, BertConfig, BertForPreTraining
+from models.bert.cost_model.param_shapes import OptimizerName
 from models.bert.huggingface.config import settings_of
 from models.bert.model import example_batch
 from tensor3d import Cube, CubeShape, ExecutionPolicy, MixedPrecisionPolicy
@@ -30,12 +31,21 @@ from tensor3d.layers.attention import Recompute
 from tensor3d.ops import fp8 as fp8_products
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.fp8 import Scaling
-from tensor3d.torch_private import TorchDispatchMode, efficient_attention, fake_collectives, tree_leaves, without_modes
+from tensor3d.optim.clip_grad import clip_gradients
+from tensor3d.torch_private import (
+    TorchDispatchMode,
+    efficient_attention,
+    fake_collectives,
+    is_fused_sgd,
+    tree_leaves,
+    without_modes,
+)
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, cubes_of, listed
 from tools.bench.harness.figures import Column, as_json, milliseconds, table
 from tools.bench.vs_transformers.contenders import with_sizes
+from tools.training.config import OptimizerConfig
 from tools.training.dry_step import alone
-from tools.training.factory import TYPES
+from tools.training.factory import TYPES, make_optimizer
 
 R = TypeVar("R")
 OURS, LIBRARY = "ours", "transformers"
@@ -279,6 +289,73 @@ def count(
         settle(batch)
         found = _figures(model, lambda: model(batch, targets, sequences).loss, 0 if compiled else passes, regions)
     return OperatorFigures(contender=OURS, cube=str(shape), **found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateFigures:
+    """Of clipping and a step of an optimiser on rank 0."""
+
+    operators: int
+    """One that takes a list of tensors is one."""
+    moved_bytes: int
+    """Read and written."""
+
+
+class _UpdateCounter(OperatorCounter):
+    """What an operator changes it reads and writes; what it fills or copies into it writes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.operators.total()
+        if is_fused_sgd(func):  # in place, and without a rule for "meta"
+            self.take("_fused_sgd_", (args, kwargs))
+            result = None
+        else:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        name = func._schema.name.partition("::")[2]
+        if self.operators.total() > before and name not in ("copy_", "_foreach_copy_", "fill_", "zero_"):
+            for given, argument in zip((*args, *(kwargs or {}).values()), func._schema.arguments, strict=False):
+                # Fused optimisers write to gradients but to take a loss scale out, which clipping does here.
+                if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
+                    self.moved_bytes += sum(_bytes(each) for each in tree_leaves(given) if isinstance(each, Tensor))
+        return result
+
+
+class _UpdateRegions(_RegionsAsOne):
+    """What a region has changed it has written, too."""
+
+    def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
+        tensors = [each for each in inputs if isinstance(each, Tensor)]
+        versions = [each._version for each in tensors]
+        result = super().__call__(region, *inputs)
+        changed = (each for each, version in zip(tensors, versions, strict=True) if each._version > version)
+        if self.counter is not None:
+            self.counter.moved_bytes += sum(map(_bytes, changed))
+        return result
+
+
+def count_update(
+    config: BertConfig, shape: CubeShape, optimizer: OptimizerName, *, compiled: bool = False
+) -> UpdateFigures:
+    """Of gradients that are there, beside collectives."""
+    with ExitStack() as stack:
+        stack.enter_context(alone(shape, 0))
+        stack.enter_context(as_on_a_gpu())
+        cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE)
+        regions = _UpdateRegions(False, _DEVICE)
+        cube.manual_seed(0)
+        if compiled:
+            cube.speed, cube.regions = replace(cube.speed, compile=True), regions
+        with cube.skip_init():
+            model = BertForPreTraining(config, cube)
+        stepping = make_optimizer(model, OptimizerConfig(kind=optimizer), cube, betas=(0.9, 0.999))
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        counter = _UpdateCounter()
+        regions.counter = counter
+        with counter:
+            clip_gradients(model.parameters(), 1.0, cube)
+            stepping.step()
+    return UpdateFigures(operators=counter.operators.total(), moved_bytes=counter.moved_bytes)
 
 
 def count_library(

@@ -112,7 +112,7 @@ class PlanCommand:
     shadow_weights: bool = False
     """Hold weights in the type of products, too, converted once after an update (`speed.shadow_weights` of recipes)."""
     compile: bool = False
-    """Plan with compiled regions (`speed.compile` of recipes), as counted for GPUs; memory is told of eager ones."""
+    """Plan with compiled regions (`speed.compile` of recipes), as counted for GPUs."""
     overlap: Overlap = "products"
     """What of the wire is taken to run under products: none; inputs gathered again and sums of gradients (products); or
     weights too, which the layers gather ahead from their second step on (prefetch)."""

@@ -193,6 +193,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
         "reshard_after_forward": choice.reshard_after_forward,
         "keep_budget": choice.keep_budget,
         "shadow_weights": costs.shadow_weights,
+        "compile": costs.compile,
         "device": costs.device,
     }
 
@@ -230,6 +231,7 @@ def dry_beside_prediction(
     reshard_after_forward: bool = True,
     keep_budget: int = 0,
     shadow_weights: bool = False,
+    compile: bool = False,
     device: Device = "cpu",
 ) -> list[Comparison]:
     """Every figure of one step of `rank`, counted in a dry step and predicted without: traffic and what stays by
@@ -247,6 +249,7 @@ def dry_beside_prediction(
         "optimizer": optimizer,
         "shard_over_data": shard_over_data,
         "shadow_weights": shadow_weights,
+        "compile": compile,
         "device": device,
     }
     dry = counted_step(config, shape, load, **step)
@@ -263,6 +266,7 @@ def dry_beside_prediction(
         device=device,
         shard_over_data=shard_over_data,
         shadow_weights=shadow_weights,
+        compile=compile,
     )
     received, calls = (
         step_traffic(

@@ -10,7 +10,7 @@ import multiprocessing
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -34,6 +34,7 @@ from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.distributed.shadow_weights import shadow_of
 from tensor3d.layers.attention import Recompute
+from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.optim import GradScaler
 from tensor3d.optim.adam import ShardedAdamBase
 from tensor3d.torch_private import (
@@ -54,6 +55,7 @@ from tools.training.pretraining import PretrainObjective, ReplacedTokensObjectiv
 from tools.training.step import TrainingStep
 
 K = TypeVar("K")
+R = TypeVar("R")
 _COLLECTIVES, _FAKE_GROUPS = fake_collectives(), fake_process_groups()
 
 # --- Counts the bytes of all tensors that are alive, and the most at once ---------------------------------------------
@@ -80,6 +82,7 @@ class LiveBytes(TorchDispatchMode):
         """The most so far, in each part of the step."""
         self._part = "building"
         self._wire_buffers = wire_buffers
+        self._inside = False
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._sizes: dict[int, int] = {}
 
@@ -92,6 +95,8 @@ class LiveBytes(TorchDispatchMode):
         if is_fused_sgd(func):
             return None  # in place, and without a rule for fake tensors: torch would run it on real zeros
         result = func(*args, **(kwargs or {}))
+        if self._inside:
+            return result
         if is_storage_resize(func):
             self._resize(args[0].untyped_storage())
         for each in tree_leaves(result):
@@ -101,6 +106,15 @@ class LiveBytes(TorchDispatchMode):
         if self._wire_buffers and func in _COLLECTIVES.collective_ops - _COLLECTIVES.sync_ops:
             self._note(_COLLECTIVES.CollectiveOp.get_comm_tensor_size(func, result, args, kwargs))
         return result
+
+    @contextmanager
+    def kernel(self) -> Iterator[None]:
+        """Inside, operators are one kernel: what they make is not in memory, but for what is then told to `follow`."""
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
 
     def follow(self, tensor: Tensor) -> None:
         """Counts a tensor that was made before."""
@@ -129,6 +143,28 @@ class LiveBytes(TorchDispatchMode):
 
     def _note(self, more: int = 0) -> None:
         self.peaks[self._part] = max(self.peaks.get(self._part, 0), self.now + more)
+
+
+class _RegionsAsKernels(CompiledRegions):
+    """A region is one kernel (`ExecutionPolicy.compile`), of which memory sees what it returns. Nothing is compiled.
+
+    That the compiler makes two kernels of some, between which statistics lie, is left out.
+    """
+
+    def __init__(self, device: torch.device, live: LiveBytes) -> None:
+        super().__init__(False, device)
+        self._live = live
+
+    def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
+        with torch.no_grad(), self._live.kernel():
+            result = region(*inputs)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor):
+                self._live.follow(each)
+        return result
+
+    def can_write_to(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous()
 
 
 # --- A dry step -------------------------------------------------------------------------------------------------------
@@ -195,6 +231,7 @@ def dry_step(
     keep_buckets: bool | None = None,
     weight_group_bytes: int | None = None,
     shadow_weights: bool = False,
+    compile: bool = False,
 ) -> DryStep:
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
 
@@ -213,7 +250,8 @@ def dry_step(
         device: whose memory. Of a GPU it is that of attention by length classes, in fused kernels. Without a GPU here,
             only a process that has not run autograd before can say: see `counted_step`.
         wire_buffers: see `LiveBytes`.
-        keep_buckets, weight_group_bytes, shadow_weights: as of `ExecutionPolicy`.
+        keep_buckets, weight_group_bytes, shadow_weights, compile: as of `ExecutionPolicy`. There need be no compiler:
+            each region counts as the kernel that it would be.
 
     Raises:
         ValueError: this process is in a process group, a rank that the cube does not have, no micro-batch, a budget
@@ -246,6 +284,8 @@ def dry_step(
             on_host.positions  # noqa: B018  # made and kept
         gpu = stand_in_gpu() if device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes(wire_buffers) as live, gpu:
+            if compile:
+                cube.speed, cube.regions = replace(cube.speed, compile=True), _RegionsAsKernels(place, live)
             with cube.skip_init():
                 model, objective = _model(
                     config, replaced, cube, recompute=recompute, reshard_after_forward=reshard_after_forward

@@ -148,9 +148,8 @@ def _electra_flops(config: BertConfig, generator: BertConfig, masked: int, token
 def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device: Device) -> StepMemory:
     """Of rank 0, which has the largest blocks; counted in dry steps of few layers.
 
-    What is kept and the peak are those of eager operators and of attention that serves sequence by sequence, with all
-    rows in the last layer: an upper bound with `speed.read_rows_only`, nearly right with `speed.compile`, far too low
-    with `attention = "reference"`.
+    What is kept and the peak are those of attention that serves sequence by sequence, with all
+    rows in the last layer: an upper bound with `speed.read_rows_only`, far too low with `attention = "reference"`.
     """
     return counted_memory(
         expected.config,
@@ -169,6 +168,7 @@ def expected_memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate
         keep_buckets=keep_buckets(recipe.speed),
         weight_group_bytes=recipe.speed.weight_group_bytes,
         shadow_weights=recipe.speed.shadow_weights,
+        compile=recipe.speed.compile,
     )
 
 
@@ -633,10 +633,7 @@ def _worth_of_memory(speed: SpeedConfig, shape: CubeShape, device: Device) -> li
             'Not told: memory beyond that. attention = "reference" keeps all pairs of rows, and its time is longer.',
         ]
     if speed.read_rows_only:
-        nearly = "Nearly an" if speed.compile else "An"
-        remarks = [f"{exact}.", f"{nearly} upper bound: {kept}, as if the last layer computed all rows."]
-    elif speed.compile:
-        remarks = [f"{exact}.", f"Nearly: {kept}; compiled operators keep a little more or less."]
+        remarks = [f"{exact}.", f"An upper bound: {kept}, as if the last layer computed all rows."]
     elif device == "cuda":
         remarks = [f"{exact}.", f"Nearly: {kept}; it is checked to the byte on CPUs."]
     else:

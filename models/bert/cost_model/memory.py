@@ -60,6 +60,7 @@ def least_memory(
     shard_over_data: ShardOverData = False,
     keep_buckets: bool | None = None,
     shadow_weights: bool = False,
+    compile: bool = False,
 ) -> Memory:
     """Weights, their copies, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
 
@@ -67,7 +68,8 @@ def least_memory(
         wire, load: the rank, the sizes of its types and what a micro-batch gives it. Rank 0 has the most weights.
         device: with dropout of its probabilities, attention on a CPU keeps them.
         shard_over_data: whether the optimiser's state is, and whether gradients are.
-        keep_buckets, shadow_weights: as of `ExecutionPolicy`.
+        keep_buckets, shadow_weights, compile: as of `ExecutionPolicy`. What compiled regions keep for backward is
+            nothing less (statistics and masks apart, which are not in it): the optimiser's step holds less.
     """
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire, shard_over_data)
@@ -79,7 +81,7 @@ def least_memory(
     keeps = keep_buckets if keep_buckets is not None else device == "cpu" and not shard_over_data
     stay = kept_buckets(config, wire) if keeps and shard_over_data != "gradients" else 0
     backward = layers + max(once_more, logits) + (weights if choice.micro_batches > 1 else stay)
-    update = gradients + here.scaled(optimizer, shard_over_data) * wire.parameter
+    update = gradients + here.updates(optimizer, shard_over_data, compiled=compile) * wire.parameter
     return Memory(
         weights=weights,
         gradients=gradients,

@@ -78,6 +78,9 @@ class ParamMemory:
     """In tensors with several dims."""
     gathered: int
     """Of the largest shares of the blocks, which all are padded to when they travel."""
+    rows_of_blocks: tuple[int, int]
+    rows_of_shares: tuple[int, int]
+    """See `in_regions`."""
     shares_by_sum: dict[tuple[AxisName, ...], tuple[int, int]]
     """Of `share` and of `gathered`, by the axes over which gradients are summed."""
 
@@ -97,10 +100,23 @@ class ParamMemory:
         """Elements that the optimiser steps on this rank, and has moments of."""
         return self.share if shard_over_data else self.total
 
-    def scaled(self, optimizer: OptimizerName, shard_over_data: ShardOverData = False) -> int:
-        """Elements whose step the optimiser multiplies by a number of their tensor's, for which it has to keep it."""
-        adapted = self.adapted_share if shard_over_data else self.adapted
-        return {"adamw": 0, "lamb": adapted, "stable_adamw": self.stepped(shard_over_data)}[optimizer]
+    def in_regions(self, shard_over_data: ShardOverData = False) -> tuple[int, int]:
+        """Blocks with rows, more than one, and their elements: those that an optimiser steps by compiled regions, if it
+        has any (`tensor3d.optim.tensorwise`)."""
+        return self.rows_of_shares if shard_over_data else self.rows_of_blocks
+
+    def updates(
+        self, optimizer: OptimizerName, shard_over_data: ShardOverData = False, *, compiled: bool = False
+    ) -> int:
+        """Elements that are held beside the state in the middle of a step, until sums over tensors are known: the steps
+        of the blocks, first those that decay, but not of those in regions. StableAdamW has as many beside while it
+        takes the means of either."""
+        matrices = self.adapted_share if shard_over_data else self.adapted
+        first, vectors = (
+            matrices - self.in_regions(shard_over_data)[1] * compiled,
+            self.stepped(shard_over_data) - matrices,
+        )
+        return {"adamw": 0, "lamb": first, "stable_adamw": first + max(first, 2 * vectors)}[optimizer]
 
     def summed(self, optimizer: OptimizerName) -> int:
         """Numbers that the optimiser sums over all ranks in a step: two norms a tensor, or one mean."""
@@ -113,6 +129,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
     place, by_sum = shape.coordinate(rank), dict[tuple[AxisName, ...], int]()
     shares_by_sum: dict[tuple[AxisName, ...], tuple[int, int]] = {}
     tensors = adapted_tensors = adapted = multiplied = share = adapted_share = gathered = 0
+    with_rows = {False: [0, 0], True: [0, 0]}
     for parameter, number in _kinds(config):
         tensors += number
         rows, *others = parameter._block(shape, place)
@@ -127,6 +144,10 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         multiplied += elements if parameter.multiplies else 0
         if len(parameter.shape) > 1:
             adapted_tensors, adapted, adapted_share = adapted_tensors + number, adapted + elements, adapted_share + own
+            for shared, height, count in ((False, rows, elements), (True, last - first, own)):
+                if height > 1:
+                    with_rows[shared][0] += number
+                    with_rows[shared][1] += count
     return ParamMemory(
         tensors=tensors,
         adapted_tensors=adapted_tensors,
@@ -138,6 +159,8 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
         share=share,
         adapted_share=adapted_share,
         gathered=gathered,
+        rows_of_blocks=(with_rows[False][0], with_rows[False][1]),
+        rows_of_shares=(with_rows[True][0], with_rows[True][1]),
         shares_by_sum=shares_by_sum,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import get_args
 
 from models.bert.config import BertConfig
@@ -35,11 +37,17 @@ from tensor3d.packing import attended
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of an element of each compute type."""
 
-# LAMB's are also taken for StableAdamW, which does as much.
-_ADAMW_BYTES, _LAMB_BYTES = 40, 80  # of an element's weight, gradient and moments, read and written, and clipping
+# Of clipping and a step of an optimiser (`count_update` of tools.bench.operators): bytes that are read and written of
+# each gradient and of each element that is stepped: by AdamW, which LAMB's vectors are, by LAMB, by StableAdamW, and by
+# the regions of either.
+_CLIPPED, _ADAMW, _LAMB, _STABLE, _IN_REGIONS = 12, 28, 64, 104, 40
 _GATHERED_BYTES = 16  # of an element's weight: packed, received, read and copied to its place
-# Of clipping and a step of the optimiser, which take all parameters at once, and of each parameter's gradient.
-_ADAMW_OPERATORS, _LAMB_OPERATORS, _OPERATORS_OF_A_GRADIENT = 20, 40, 2
+# Operators of both, which take all parameters at once, eager and beside regions, of which each block has two; and of
+# each parameter's gradient.
+_UPDATE_OPERATORS: Mapping[OptimizerName, tuple[int, int]] = MappingProxyType(
+    {"adamw": (14, 14), "lamb": (30, 40), "stable_adamw": (55, 55)}
+)
+_OPERATORS_OF_A_GRADIENT = 2
 
 
 _MOST_SEQUENCES = 2**22
@@ -203,6 +211,7 @@ class BertCosts:
             device=self.device,
             shard_over_data=self.shard_over_data,
             shadow_weights=self.shadow_weights,
+            compile=self.compile,
         )
 
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:
@@ -211,13 +220,13 @@ class BertCosts:
         again = 4 / 3 if choice.recompute != "none" else 1.0  # a forward pass more beside three
         micro, once = self._traffic(wire, load, choice, here)
         micro_calls, once_calls = self._traffic(calls, load, choice, here)
-        scales = self.optimizer != "adamw"
         products = self._products(wire, load, choice)
         small = small_operators(config, wire, load, compiled=self.compile, again=choice.recompute == "layer")
         around = together([small, self._around(products, wire, load)])
         around_once = delayed_scales(scaled_weights(config, shape, self.fp8))
         if self.shadow_weights:
             around_once = together([around_once, shadow_copies(wire, here.multiplied)])
+        update = self._update(here, shape)
         return StepCost(
             wire=wire,
             choice=choice,
@@ -229,10 +238,8 @@ class BertCosts:
             attention_flops=again * self._attention(load) / shape.y,
             touched=around.touched,
             operators=around.operators,
-            once_touched=self._touched_once(here) + around_once.touched,
-            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors
-            + (_LAMB_OPERATORS if scales else _ADAMW_OPERATORS)
-            + around_once.operators,
+            once_touched=update.touched + around_once.touched,
+            once_operators=_OPERATORS_OF_A_GRADIENT * here.tensors + update.operators + around_once.operators,
             tokens=self.batch.tokens,
             model_flops=self.model_flops(),
             memory=self.memory(shape, choice),
@@ -315,6 +322,7 @@ class BertCosts:
                 repeated=again,
                 bias=config.bias,
                 together=block,
+                hands_on=face == "z" and not config.pre_norm,  # QKV and up
             )
             for (k, n, face), count in zip(sizes, kept.layers, strict=True)
             for of_them, number in count.runs(config.layers)
@@ -361,6 +369,17 @@ class BertCosts:
         one = cost.per_square * sum(length**2 for length in pack) + cost.per_near * near
         return float(one) * (len(load.lengths) // len(pack))
 
-    def _touched_once(self, here: ParamMemory) -> float:
-        stepping = here.stepped(self.shard_over_data) * (_ADAMW_BYTES if self.optimizer == "adamw" else _LAMB_BYTES)
-        return stepping + (_GATHERED_BYTES * here.total if here.stepped(self.shard_over_data) < here.total else 0)
+    def _update(self, here: ParamMemory, shape: CubeShape) -> Work:
+        """Of clipping and the optimiser's step, once a step."""
+        stepped, shards = here.stepped(self.shard_over_data), self.shard_over_data
+        matrices = here.adapted_share if shards else here.adapted
+        compiled = self.compile and self.optimizer != "adamw"
+        blocks, inside = here.in_regions(shards) if compiled else (0, 0)
+        of_matrix, of_vector = {"adamw": (_ADAMW, _ADAMW), "lamb": (_LAMB, _ADAMW), "stable_adamw": (_STABLE, _STABLE)}[
+            self.optimizer
+        ]
+        touched = _CLIPPED * here.gradients(shape, shards) + _IN_REGIONS * inside
+        touched += of_matrix * (matrices - inside) + of_vector * (stepped - matrices)
+        if stepped < here.total:
+            touched += _GATHERED_BYTES * here.total
+        return Work(operators=_UPDATE_OPERATORS[self.optimizer][compiled] + 2 * blocks, touched=touched)

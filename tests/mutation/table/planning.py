@@ -48,8 +48,8 @@ MUTATIONS = (
     Mutation(
         "plan-time-of-one-micro-batch",
         "tensor3d/cost_model/step_time.py",
-        old="    attention = micro_batches * cost.attention_flops / rate",
-        new="    attention = cost.attention_flops / rate",
+        old="attention=micro_batches * cost.attention_flops / rate,",
+        new="attention=cost.attention_flops / rate,",
         tests=("tests/cost_model/test_search.py::test_parts_of_the_time_by_hand",),
     ),
     Mutation(
@@ -105,8 +105,8 @@ MUTATIONS = (
     Mutation(
         "plan-shadow-copies-for-nothing",
         "models/bert/cost_model/step_cost.py",
-        old="once_touched=self._touched_once(here) + around_once.touched,",
-        new="once_touched=self._touched_once(here),",
+        old="once_touched=update.touched + around_once.touched,",
+        new="once_touched=update.touched,",
         tests=("tests/cost_model/test_product_operators.py::test_shadow_weights_spare_what_is_counted",),
     ),
     Mutation(
@@ -154,8 +154,8 @@ MUTATIONS = (
     Mutation(
         "plan-keeps-more-than-its-budget",
         "tensor3d/cost_model/kept_operands.py",
-        old="taken = min(found, (budget - held) // size)",
-        new="taken = min(found, -(-(budget - held) // size))",
+        old="taken = min(len(order), (budget - held) // size)",
+        new="taken = min(len(order), -(-(budget - held) // size))",
         tests=("tests/cost_model/test_kept_operands.py", "tests/layers/test_kept_operands.py"),
     ),
     Mutation(

@@ -64,6 +64,7 @@ CASES: list[Case] = [
     (BOX, MODERN, {"types": BF16, "keep_budget": 150_000, "optimizer": "lamb", "shadow_weights": True}),
     (CubeShape(x=2, data=3), MODERN, {"optimizer": "stable_adamw", "shard_over_data": True}),
     (BOX, {}, {"types": DELAYED, "micro_batches": 2}),
+    (BOX, {"dropout": 0.1}, {"types": BF16, "optimizer": "lamb", "compile": True}),
     (TWINS, {**ELECTRA, "embedding": 32}, {"types": DELAYED, "recompute": "layer"}),
 ]
 

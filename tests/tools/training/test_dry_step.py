@@ -49,6 +49,9 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({**MODERN, "dropout": 0.1}, {"recompute": "attention"}, torch.bfloat16),
     ({**MODERN, "dropout": 0.1}, {"recompute": "layer"}, None),
     ({**MODERN, "dropout": 0.1}, {"reshard_after_forward": False}, torch.bfloat16),
+    ({"dropout": 0.1}, {"compile": True}, torch.bfloat16),
+    ({"norm": "pre", "dropout": 0.1}, {"compile": True, "recompute": "attention"}, None),
+    ({**FAMILIES["modernbert"], "dropout": 0.1}, {"compile": True}, None),
 ]
 
 
@@ -79,9 +82,11 @@ def _kept(
     toy.LENGTHS[:] = lengths or toy.LENGTHS
     for changes, made, dtype in cases:
         cube = Cube(*shape, precision=MixedPrecisionPolicy(compute=dtype))
+        if "compile" in made:  # as written: what is kept is the same, and nothing need be compiled
+            cube.speed = replace(cube.speed, compile=True)
         cube.manual_seed(0)
         config = toy_config(**{"vocab": 67, **changes})
-        model = BertForPreTraining(config, cube, **made)
+        model = BertForPreTraining(config, cube, **{name: how for name, how in made.items() if name != "compile"})
         step = toy_packs(config.vocab, 16)
         batch = lay(step, cube)
         found.append((load_of(batch), kept_bytes(model, lambda: model(batch, *totals(step)).loss)))  # noqa: B023
@@ -120,8 +125,8 @@ def test_kept_for_backward_to_the_byte(shape: Shape) -> None:
 
 
 def test_kept_for_backward_to_the_byte_of_a_few() -> None:
-    """A plain model, dropout with recomputing, gathered weights in bf16, and windows with all of it."""
-    _check_kept((1, 1, 1, 1), [KEPT[number] for number in (0, 3, 6, 14)])
+    """A plain model, dropout with recomputing, gathered weights in bf16, windows with all of it, and regions."""
+    _check_kept((1, 1, 1, 1), [KEPT[number] for number in (0, 3, 6, 14, 17)])
 
 
 def test_kept_of_packs_that_need_no_grouping() -> None:
