@@ -184,7 +184,7 @@ DEFECTS: dict[str, tuple[Measure, str, Any]] = {
     ),
     "LayerNorm takes its own columns for all": (tied_model, "layers.norm.gather_statistics", own_statistics),
     "LayerNorm's backward does too": (tied_model, "layers.norm.all_reduce", lambda part, axis: CommHandle(part)),
-    "the narrow head sums no columns": (tied_model, "layers.heads.all_reduce_replicated", lambda part, axis: part),
+    "the narrow head sums no columns": (tied_model, "layers.heads.all_reduce", lambda part, axis: CommHandle(part)),
     "weights are gathered over y": (transformer_layer, "sharding.weight_slabs.all_gather_weight", slab_over_y),
     "bias gradients are summed over the other axis": (
         transformer_layer,
