@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from models.bert import PRESETS
 from tensor3d.layers.norm_kernels import add_and_measure, norm_sums
 from tensor3d.ops.activations import biased
+from tensor3d.ops.fp8 import Scaling
 from tools.bench import __main__ as bench
 from tools.bench import kernels
 from tools.bench.harness.absent_gpu import Operand
@@ -87,6 +90,15 @@ def test_every_region_of_the_source_is_collected() -> None:
     # Both moments of dropout, and each activation.
     assert {call.inputs[0] is None for call in one_each if call.name == "norm_alone"} == {True, False}
     assert {call.inputs[2] for call in one_each if call.name == "biased"} == {"gelu", "gelu_tanh", "relu", "silu"}
+
+
+@pytest.mark.slow  # all models on both boxes, in three types and FP8
+def test_the_page_tells_how_many_there_are() -> None:
+    command, page = KernelsCommand(), (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    calls = widest(collect(command.config, cubes_of(command.cubes), command.rows, scalings=get_args(Scaling)))
+    told = re.search(r"All (\d+), in bf16, fp16 and fp32, and the (\d+) of FlexAttention", page)
+    assert told is not None
+    assert [int(each) for each in told.groups()] == [len(calls), len(flex_calls(command.config, command.rows))]
 
 
 @pytest.mark.parametrize(
