@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tensor3d.attention.flash_version import flash_version
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.torch_private import flash_attention, is_there
@@ -57,6 +58,8 @@ class AttentionRequest:
     queries: bool = False
     gradient: bool = True
     """Whether a backward pass may come."""
+    flash: str | None = None
+    """What is in the place of PyTorch's own FlashAttention (attention/flash_version.py). None: nothing."""
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> AttentionRequest:
@@ -70,6 +73,7 @@ class AttentionRequest:
             window=call.window is not None,
             queries=call.queries is not None,
             gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
+            flash=flash_version() if k.is_cuda else None,
         )
 
 
@@ -135,6 +139,8 @@ class BackendSpec:
         ):
             if wanted and not has:
                 yield f"has no {what}"
+        if facts.dropout and facts.flash is not None and self.operator is flash_attention:
+            yield f"has no dropout of the probabilities by {facts.flash}"
         if facts.queries and (facts.causal or facts.window) and self.queries and not self.queries_masked:
             yield "takes chosen queries without a causal mask and without a window only"
 

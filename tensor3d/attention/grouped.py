@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.attention.cpu import in_place, serves, with_dropout
+from tensor3d.attention.flash_version import flash_version
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import storage_id
@@ -33,7 +34,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
         return in_place(q, k, v, call, grouping)
     slots = list(zip(*_slots(q, k, v, grouping), strict=True))
     asked = [(group, own) for group, own in zip(grouping.groups, slots, strict=True) if group.asked != 0]
-    with without_cudnn():
+    with suitable_kernels(call.dropout):
         if k.is_cuda and len(asked) > 1:
             results = _on_streams(asked, call)
         else:
@@ -51,15 +52,18 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
 
 
 @contextmanager
-def without_cudnn() -> Iterator[None]:
-    """SDPA by its other kernels: cuDNN makes a plan for every new shape, which takes far longer than to compute it, and
-    groups have other shapes in every micro-batch."""
-    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+def suitable_kernels(dropout: float) -> Iterator[None]:
+    """SDPA without cuDNN, which makes a plan for every new shape, which takes far longer than to compute it: groups
+    have other shapes in every micro-batch. And, where probabilities are dropped, without what has taken the place of
+    FlashAttention: SDPA would choose it still, and it would refuse."""
+    cudnn, flash = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(flash and not (dropout and flash_version() is not None))
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        torch.backends.cuda.enable_flash_sdp(flash)
 
 
 def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: LengthGroups) -> list[Slots]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention import Backend
-from tensor3d.attention.grouped import without_cudnn
+from tensor3d.attention.grouped import suitable_kernels
 from tensor3d.batches.length_groups import LengthGroups
 from tensor3d.batches.length_groups import _classes as classes
 from tensor3d.batches.row_selection import RowSelection
@@ -372,7 +372,7 @@ def test_grouped_leaves_cudnn_out_and_then_all_as_it_was(monkeypatch: pytest.Mon
     attention(q, q, q, sequences, backend="grouped")
     assert seen
     assert not any(seen)
-    with pytest.raises(RuntimeError, match="on purpose"), without_cudnn():
+    with pytest.raises(RuntimeError, match="on purpose"), suitable_kernels(0.0):
         raise RuntimeError("on purpose")
     assert torch.backends.cuda.cudnn_sdp_enabled() == allowed
 

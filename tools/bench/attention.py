@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tensor3d import Sequences, attention
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Name
+from tensor3d.attention.flash_version import FlashVersion, use_flash_attention
 from tensor3d.data import SpecialTokens
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Report, listed
 from tools.bench.harness.figures import Column, as_json, milliseconds, quartiles, table
@@ -60,6 +61,8 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
     """Each backend is measured once more with this window."""
     dropout: Annotated[float, Share()] = 0.0
     """Of the probabilities."""
+    flash_attention: FlashVersion | None = None
+    """In the place of PyTorch's own FlashAttention-2, for varlen: one whose package is installed."""
     rounds: Count = 7
     """Turns that each gets, on a GPU of ten passes; one more before them is not counted."""
     threads: Count | None = None
@@ -80,11 +83,16 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
             head_dim=self.head_dim,
             capability=capability,
             dropout=self.dropout > 0,
+            flash=self.flash_attention,
         )
         backends = cast("list[Name]", names)
         for name in backends:
             if refusals := SUPPORT[name].refusals(facts):
                 raise ValueError(f"{name} cannot be measured here: it {'; it '.join(refusals)}.")
+        if self.flash_attention is not None:
+            if "varlen" not in backends:
+                raise ValueError(f"--flash-attention is for the backend varlen. Got --backends {self.backends}.")
+            use_flash_attention(self.flash_attention, torch.device(device))
         return backends, *self.lengths()
 
     def measure(self, plan: tuple[list[Name], list[int], str]) -> Report:
@@ -92,9 +100,10 @@ class AttentionCommand(Benchmark[tuple[list[Name], list[int], str]]):
         with using_threads(self.threads or usable_cores()):
             threads = torch.get_num_threads()
             results = measure(self, names, lengths)
+        flash = "" if self.flash_attention is None else f", varlen by {self.flash_attention}"
         lines = [
             f"{len(lengths)} sequences of {sum(lengths)} tokens in all, lengths: {source}",
-            f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}",
+            f"{self.heads} heads of {self.head_dim}, {self.type}, dropout {self.dropout:g}{flash}",
             f"{threads} threads, {self.rounds} rounds",
             *table(results),
         ]

@@ -16,6 +16,7 @@ import tyro
 from models.bert import PRESETS, BertConfig, ReplacedTokens
 from models.bert.config import WITHOUT_TYPES, Family
 from tensor3d.attention import Backend
+from tensor3d.attention.flash_version import FlashVersion
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
@@ -272,6 +273,9 @@ class SpeedConfig:
     attention: Backend = "auto"
     """Which kernels attention uses (docs/attention.md). Those that cannot serve the model on the device are refused
     before the run starts."""
+    flash_attention: FlashVersion | None = None
+    """In the place of PyTorch's own FlashAttention-2, for attention that is varlen: FA3 (Hopper) or FA4 (Hopper,
+    Blackwell), where its package is installed. Neither drops attention weights. Tried before the run starts."""
     read_rows_only: bool = False
     """The last layer computes only the rows that heads read: masked places and [CLS]."""
     keep_buckets: Literal["auto", "yes", "no"] = "auto"

@@ -9,7 +9,9 @@ from torch import nn
 
 from models.bert.cost_model.memory import Device
 from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy
-from tensor3d.attention.backends import AttentionRequest, choose
+from tensor3d.attention.backends import SUPPORT, AttentionRequest, choose
+from tensor3d.attention.flash_version import use_flash_attention
+from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.optim import AdamW, GradScaler, Lamb, LRSchedule, StableAdamW, decay_groups
 from tensor3d.optim.adam import ShardedAdamBase
@@ -56,6 +58,14 @@ def set_matmul_precision(recipe: PrecisionConfig, cube: Cube) -> None:
     """Whether the GPU of this process uses TF32 for fp32 products."""
     if cube.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if recipe.tf32 else "highest")
+
+
+def set_flash_attention(recipe: SpeedConfig, cube: Cube) -> None:
+    """Which FlashAttention the GPU of this process attends by. Raises ValueError, on every rank, where the one that is
+    asked for does not work on that of any."""
+    version = recipe.flash_attention
+    if version is not None:
+        run_on_all_ranks(cube, lambda: use_flash_attention(version, cube.device))
 
 
 def speed(recipe: SpeedConfig) -> ExecutionPolicy:
@@ -124,19 +134,25 @@ def planned_device(recipe: TrainConfig) -> Device:
 
 
 def check_attention(recipe: TrainConfig, device: Device, where: str = "") -> None:
-    """Raises ValueError where `speed.attention` cannot serve a layer of the recipe's model in training.
+    """Raises ValueError where `speed.attention` cannot serve a layer of the recipe's model in training, or would not be
+    by `speed.flash_attention`, if that is set.
 
     Args:
         device: a GPU that is not here is taken for one that can do all that any can.
         where: said behind the reason, if it is not plain which device that is.
     """
+    flash, setting = recipe.speed.flash_attention, "speed.attention"
     try:
         for facts in asked_of_attention(recipe, device):
-            choose(recipe.speed.attention, facts)
+            name = choose(recipe.speed.attention, facts)
+            if flash is not None and name != "varlen":
+                setting, refusals = "speed.flash_attention", SUPPORT["varlen"].refusals(facts)
+                why = f"which {'; it '.join(refusals)}" if refusals else f"and speed.attention is {name!r}"
+                raise ValueError(f"{flash} is for attention that is 'varlen', {why}. Leave it out, or change that.")
     except ValueError as problem:
         model, rows = recipe.model, ", speed.read_rows_only = true" if recipe.speed.read_rows_only else ""
         raise ValueError(
-            f"speed.attention: {problem} The recipe has precision.compute = {recipe.precision.compute!r}, "
+            f"{setting}: {problem} The recipe has precision.compute = {recipe.precision.compute!r}, "
             f"model.attention_dropout = {model.attention_dropout:g}, model.window = {model.window}{rows}, and heads of "
             f"{model.config(recipe.data).head_dim} columns.{where}"
         ) from None
@@ -215,6 +231,7 @@ def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionReq
             dropout=configs[0].attention_dropout > 0,
             window=near,
             queries=chosen,
+            flash=recipe.speed.flash_attention,
         )
         for near, chosen, head_dim in kinds
     ]

@@ -418,6 +418,20 @@ MUTATIONS = (
         tests=("tests/attention/test_windows.py",),
     ),
     Mutation(
+        "varlen-sees-one-less-to-the-right",
+        "tensor3d/attention/varlen.py",
+        old="return near, 0 if call.causal else near",
+        new="return near, 0 if call.causal else max(-1, near - 1)",
+        tests=("tests/attention/test_flash_version.py::test_the_whole_way_through_the_operator",),
+    ),
+    Mutation(
+        "another-flash-attention-is-not-tried",
+        "tensor3d/attention/flash_version.py",
+        old="if not error < 0.05:",
+        new="if error > 50:",
+        tests=("tests/attention/test_flash_version.py::test_it_is_tried_before_it_is_used",),
+    ),
+    Mutation(
         "block-pre-norm-without-residual",
         "tensor3d/layers/transformer.py",
         old="return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)",

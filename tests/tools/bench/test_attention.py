@@ -54,6 +54,7 @@ def test_measures_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["--backends", "grouped,flash"], "--backends must be some of"),
         (["--backends", "flex"], "flex cannot be measured here: it has no backward pass on cpu"),
+        (["--flash-attention", "FA4"], "--flash-attention is for the backend varlen. Got --backends grouped"),
         (["--dropout", "1"], "--dropout must be at least 0 and below 1"),
         (["--head-dim", "0"], "--head-dim must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),

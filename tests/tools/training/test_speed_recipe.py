@@ -21,7 +21,15 @@ from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
 from tools.training.estimate import expect
-from tools.training.factory import asked_of_attention, check_graph, fp8_cut, fp8_remarks, precision
+from tools.training.factory import (
+    asked_of_attention,
+    check_attention,
+    check_graph,
+    fp8_cut,
+    fp8_remarks,
+    precision,
+    set_flash_attention,
+)
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -267,6 +275,44 @@ def test_what_the_layers_ask_of_attention() -> None:
     ]
     (facts,) = asked_of_attention(TrainConfig(), "cpu")
     assert (facts.head_dim, facts.dropout, facts.dtype, facts.gradient) == (64, True, torch.float32, True)
+
+
+@pytest.mark.parametrize(
+    ("compute", "dropout", "attention", "device", "told"),
+    [
+        ("bf16", 0.0, "auto", "cuda", None),
+        ("bf16", 0.0, "varlen", "cuda", None),
+        ("fp32", 0.0, "auto", "cuda", "FA3 is for attention that is 'varlen', which takes bfloat16 or float16, not"),
+        ("bf16", 0.1, "auto", "cuda", "'varlen', which has no dropout of the probabilities by FA3"),
+        ("bf16", 0.1, "varlen", "cuda", "has no dropout of the probabilities by FA3.* Take 'grouped'"),
+        ("bf16", 0.0, "grouped", "cuda", "'varlen', and speed.attention is 'grouped'"),
+        ("bf16", 0.0, "auto", "cpu", "which runs on cuda, not on cpu"),
+    ],
+)
+def test_another_flash_attention_is_refused_where_it_would_not_be_used(
+    compute: Any, dropout: float, attention: Any, device: Any, told: str | None
+) -> None:
+    recipe = TrainConfig(
+        model=dataclasses.replace(ModelConfig(), attention_dropout=dropout),
+        precision=PrecisionConfig(compute=compute),
+        speed=SpeedConfig(attention=attention, flash_attention="FA3"),
+    )
+    if told is None:
+        check_attention(recipe, device)
+        return
+    with pytest.raises(ValueError, match=rf"^speed\.(flash_)?attention: .*{told}.*model\.attention_dropout = "):
+        check_attention(recipe, device)
+
+
+def test_another_flash_attention_is_put_in_place_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "tools.training.factory.use_flash_attention", lambda version, device: asked.append((version, device.type))
+    )
+    set_flash_attention(SpeedConfig(), Cube.single())
+    assert asked == []
+    set_flash_attention(SpeedConfig(flash_attention="FA4"), Cube.single())
+    assert asked == [("FA4", "cpu")]
 
 
 def test_delayed_scaling_is_refused_beside_a_graph() -> None:

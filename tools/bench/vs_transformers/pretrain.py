@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from models.bert import PRESETS, BertConfig
 from tensor3d import Cube, ExecutionPolicy
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, Backend
+from tensor3d.attention.flash_version import FlashVersion, use_flash_attention
 from tools.bench.harness.benchmark import ONE_PROCESS, Benchmark, Count, Natural, PictureFile, Report, listed
 from tools.bench.harness.figures import as_json
 from tools.bench.harness.figures import table as table_of
@@ -353,6 +354,8 @@ class LibraryCommand(Benchmark[Task]):
     """That of attention weights, where it is another."""
     backend: Backend = "auto"
     """Of our attention."""
+    flash_attention: FlashVersion | None = None
+    """In the place of PyTorch's own FlashAttention-2, for all contenders: one whose package is installed."""
     vocab: int = 30522
     """Entries of the vocabulary."""
     threads: Count | None = None
@@ -400,6 +403,8 @@ class LibraryCommand(Benchmark[Task]):
         check_fp8(contenders, precisions)
         if GRAPHED in contenders and _device().type != "cuda":
             raise ValueError(f"{GRAPHED} replays CUDA graphs, and no GPU is here. Leave it out of --contenders.")
+        if self.flash_attention is not None:
+            use_flash_attention(self.flash_attention, _device())
         if COMPILING & set(contenders):
             Cube.single(_device(), speed=ExecutionPolicy(compile=True))  # refuses where there is no compiler
         if find_spec("transformers") is None:
@@ -448,8 +453,9 @@ class LibraryCommand(Benchmark[Task]):
         return Report(content=content, well=agreed and not failed, picture=partial(draw, drawn) if drawn else None)
 
     def check_backend(self, config: BertConfig, precision: str) -> None:
-        """Raises ValueError where our attention cannot be by the backend."""
-        if self.backend == "auto":
+        """Raises ValueError where our attention cannot be by the backend, or not by the FlashAttention that is asked
+        for."""
+        if self.backend == "auto" and self.flash_attention is None:
             return
         device = _device()
         facts = AttentionRequest(
@@ -458,8 +464,12 @@ class LibraryCommand(Benchmark[Task]):
             head_dim=config.hidden // config.heads,
             capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
             dropout=config.attention_dropout > 0,
+            flash=self.flash_attention,
         )
-        if refusals := SUPPORT[self.backend].refusals(facts):
+        if self.flash_attention is not None and (refusals := SUPPORT["varlen"].refusals(facts)):
+            asked = f"--flash-attention {self.flash_attention}"
+            raise ValueError(f"{asked} is for varlen, which in {precision} {'; it '.join(refusals)}.")
+        if self.backend != "auto" and (refusals := SUPPORT[self.backend].refusals(facts)):
             raise ValueError(f"--backend {self.backend} in {precision}: it {'; it '.join(refusals)}.")
 
     def check_earlier(self, places: set[tuple[str, ...]]) -> None:

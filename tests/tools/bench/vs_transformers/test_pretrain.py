@@ -258,6 +258,7 @@ def test_contenders_must_agree() -> None:
         ({"attention_dropout": 1.0}, r"attention_dropout.*\b0.*\b1"),
         ({"length": 64, "capacity": 63}, r"--capacity.*--length \b64\b.*\b63"),
         ({"backend": "varlen"}, "--backend varlen in fp32.*takes bfloat16"),
+        ({"flash_attention": "FA3"}, "--flash-attention FA3 is for varlen, which in fp32.*takes bfloat16"),
         ({"output": Path("/none/there/a.json")}, "--output must be a file"),
     ],
 )
