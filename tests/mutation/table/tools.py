@@ -356,6 +356,16 @@ MUTATIONS = (
         tests=("tests/tools/bench/harness/test_stages.py::test_earlier_stages_stay_on_the_page_in_the_order_of_all",),
     ),
     Mutation(
+        "stages-without-memory-are-given-up",
+        "tools/bench/harness/stages.py",
+        old="waiting.appendleft(smaller)",
+        new="pass",
+        tests=(
+            "tests/tools/bench/harness/test_stages.py::test_after_a_stage_without_memory_a_smaller_one_runs"
+            "[CUBLAS_STATUS_ALLOC_FAILED]",
+        ),
+    ),
+    Mutation(
         "stages-end-without-being-asked",
         "tools/bench/harness/stages.py",
         old="os.killpg(process.pid, signal.SIGINT)",

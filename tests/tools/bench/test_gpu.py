@@ -48,6 +48,17 @@ def test_every_command_of_the_stages_can_be_read() -> None:
         parse(["library", "--no-such-option", "1"])
 
 
+def test_what_may_lack_memory_has_a_smaller_stage() -> None:
+    """Of half the packs, once, under a name and with an output of its own."""
+    stages = {each.name: each for each in GpuCommand(output=Path("results"), packs="8,64").chosen()}
+    smaller = {name: each.smaller for name, each in stages.items() if each.smaller is not None}
+    assert {name: each.name for name, each in smaller.items()} == {"packs-64": "packs-32", "fp8": "fp8-32"}
+    for each in smaller.values():
+        read = parse(each.command[2:])
+        assert (read.packs, read.output) == (32, Path(f"results/{each.name}.json"))  # type: ignore[attr-defined]
+        assert each.smaller is None
+
+
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_cuda_graphs_are_asked_of_a_gpu_alone(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)

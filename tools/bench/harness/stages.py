@@ -4,11 +4,13 @@ all of them have ended, with the end of what they printed."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from tools.common.machine import write_json
 
 _TAIL, _TAIL_OF_FAILED = 40, 150  # lines of a stage's output that stand on the page
 _READ = 1 << 18  # bytes of the end of a log, in which they are looked for
+_NO_MEMORY = re.compile("out of memory|OutOfMemoryError|ALLOC_FAILED")
 _LOOK = 0.05  # seconds between two looks at a stage
 _GRACE = {"limit": 10.0, "signal": 5.0}
 """Seconds from asking a stage to end to ending it. A signal is followed by SIGKILL soon, where machines are lent."""
@@ -46,6 +49,8 @@ class Stage:
     command: tuple[str, ...]
     """Of Python: what follows the interpreter."""
     seconds: int
+    smaller: Stage | None = None
+    """What runs after it where it ran out of memory, unless that is to run anyway."""
 
     def __str__(self) -> str:
         return shlex.join(["python", *self.command])
@@ -87,14 +92,15 @@ def run_stages(stages: Sequence[Stage], folder: Path, seconds: float, order: Seq
     Args:
         folder: for the page, report.md, its outcomes.json, and a log of each stage.
         seconds: for all together: what would begin later is left out, and what runs then is stopped.
-        order: names of all stages that there may be, as they stand on the page.
+        order: names of all stages that there may be, as they stand on the page; a smaller one stands behind them.
 
     Returns:
         0: all have passed; 1: not all; 128 + n: signal n came.
     """
-    page, end = Page(folder, stages, order), time.monotonic() + seconds
+    page, end, waiting = Page(folder, stages, order), time.monotonic() + seconds, deque(stages)
     with _noting_signals() as caught:
-        for stage in stages:
+        while waiting:
+            stage = waiting.popleft()
             left = end - time.monotonic()
             if caught or left < 1:
                 break
@@ -102,6 +108,10 @@ def run_stages(stages: Sequence[Stage], folder: Path, seconds: float, order: Seq
             outcome = run_stage(stage, folder, left, caught)
             page.add(outcome)
             _say(f"{stage.name}: {outcome}, {outcome.seconds:.0f} s")
+            smaller = None if outcome.passed else stage.smaller
+            if smaller is not None and _lacked_memory(folder / f"{stage.name}.log") and page.expect(smaller):
+                _say(f"{stage.name} ran out of memory: {smaller.name} is next")
+                waiting.appendleft(smaller)
             page.write(told=outcome)
         if page.write():
             _say(f"written: {page.path}")
@@ -157,10 +167,17 @@ class Page:
 
     def __init__(self, folder: Path, stages: Sequence[Stage], order: Sequence[str]) -> None:
         self.path = folder / "report.md"
-        self._folder, self._stages, self._order = folder, stages, order
+        self._folder, self._stages, self._order = folder, list(stages), order
         self._kept = folder / "outcomes.json"
         self._outcomes: dict[str, Outcome] = _outcomes_in(self._kept)
         self._own: set[str] = set()
+
+    def expect(self, stage: Stage) -> bool:
+        """Takes one more stage into this run. False: it is one of this run already."""
+        is_new = all(each.name != stage.name for each in self._stages)
+        if is_new:
+            self._stages.append(stage)
+        return is_new
 
     def add(self, outcome: Outcome) -> None:
         self._outcomes[outcome.name] = outcome
@@ -216,6 +233,11 @@ def _outcomes_in(path: Path) -> dict[str, Outcome]:
     except (OSError, ValueError, TypeError, AttributeError) as problem:
         _say(f"{path} is of no use ({problem}), so that earlier stages are missing from the page; logs stay")
         return {}
+
+
+def _lacked_memory(log: Path) -> bool:
+    """Whether the last run of a stage tells so, in PyTorch's words or those of NVIDIA's libraries."""
+    return any(_NO_MEMORY.search(line) for line in _end_of(log, _READ))
 
 
 def _end_of(log: Path, most: int) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,31 @@ def test_earlier_stages_stay_on_the_page_in_the_order_of_all(tmp_path: Path) -> 
     assert "of c" in page
     assert "SystemExit" not in page
     assert "SystemExit(1)" in (tmp_path / "b.log").read_text(), "but in the log"
+
+
+@pytest.mark.parametrize("told", ["torch.OutOfMemoryError: CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+def test_after_a_stage_without_memory_a_smaller_one_runs(
+    told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails = f"print({told!r}); raise SystemExit(1)"
+    small = stage("small", "print('fits')")
+    assert run_stages([replace(stage("large", fails), smaller=small)], tmp_path, 60, ["large"]) == 1
+    assert "large ran out of memory: small is next" in capsys.readouterr().out
+    rows = [line.split("|")[1:3] for line in page_of(tmp_path).splitlines() if line.startswith("| ")][2:]
+    assert [(name.strip(), how.strip()) for name, how in rows] == [
+        ("large", "failed (exit status 1)"),
+        ("small", "passed"),
+    ]
+
+
+def test_no_smaller_stage_runs_without_need(tmp_path: Path) -> None:
+    """Neither after one that has failed otherwise, nor where it is to run anyway."""
+    small = stage("small", "print('fits')")
+    other = replace(stage("other", "raise SystemExit(1)"), smaller=small)
+    run_stages([other], tmp_path, 60, [])
+    assert not (tmp_path / "small.log").exists()
+    run_stages([replace(other, command=("-c", "exit('out of memory')")), small], tmp_path, 60, [])
+    assert (tmp_path / "small.log").read_text().count("\nfits\n") == 1
 
 
 def test_a_page_of_another_kind_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
