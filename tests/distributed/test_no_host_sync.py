@@ -25,6 +25,7 @@ from tensor3d.data import Loader, SpecialTokens, TrainBatch
 from tensor3d.data.dataset import PretrainingData
 from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
+from tensor3d.ops import compiled_regions
 from tensor3d.optim import AdamW, GradScaler, Lamb, decay_groups
 from tools.bench.harness.synthetic_data import RandomPairs
 from tools.training.pretraining import PretrainObjective
@@ -65,7 +66,8 @@ def watching() -> Iterator[None]:
 
 @pytest.fixture
 def meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the device "meta" autocast knows nothing, not even that it is off."""
+    """Of the device "meta" autocast knows nothing, not even that it is off. Regions run as they are written there."""
+    monkeypatch.setattr(compiled_regions, "_check_compiler", lambda *_: None)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "autocast", lambda device, **options: nullcontext())
 
@@ -137,12 +139,13 @@ def on_meta(*, settled: bool = True) -> list[PackedBatch]:
     [
         {},
         {"lamb": True},
+        {"lamb": True, "compile": True},
         {"encoder": "modern", "positions": 512, "window": 3},
         {"norm": "pre", "dropout": 0.0, "attention_dropout": 0.0},
         {"read_rows_only": True},
         {"fp8": "delayed", "shadow_weights": True},
     ],
-    ids=["adamw", "lamb", "modern", "pre-norm", "read rows", "delayed fp8, shadows"],
+    ids=["adamw", "lamb", "compiled lamb", "modern", "pre-norm", "read rows", "delayed fp8, shadows"],
 )
 @pytest.mark.usefixtures("meta")
 def test_a_step_reads_nothing_and_copies_nothing(options: dict[str, Any]) -> None:
@@ -222,12 +225,22 @@ def errors_of_cuda() -> Iterator[None]:
         (torch.bfloat16, {}),
         (torch.bfloat16, {"dropout": 0.0, "attention_dropout": 0.0}),
         (torch.float16, {"scaler": True, "lamb": True}),
+        (torch.float16, {"scaler": True, "lamb": True, "compile": True}),
         (None, {"encoder": "modern", "positions": 512, "window": 3}),
         (torch.bfloat16, {"read_rows_only": True}),
         (torch.bfloat16, {"compile": True, "shadow_weights": True}),
         (torch.bfloat16, {"compile": True, "fp8": "delayed"}),
     ],
-    ids=["dropout", "no dropout", "fp16, lamb", "modern", "read rows", "compiled, shadows", "compiled, delayed fp8"],
+    ids=[
+        "dropout",
+        "no dropout",
+        "fp16, lamb",
+        "compiled fp16, lamb",
+        "modern",
+        "read rows",
+        "compiled, shadows",
+        "compiled, delayed fp8",
+    ],
 )
 def test_a_step_on_a_gpu_waits_for_nothing(
     compute: torch.dtype | None, options: dict[str, Any], request: pytest.FixtureRequest
