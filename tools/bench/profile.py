@@ -25,8 +25,8 @@ from tools.bench.vs_transformers.contenders import (
     CONTENDERS,
     ROWS_COMPILED,
     Implementation,
+    SideMaker,
     check_fp8,
-    make_sides,
     with_sizes,
     write_model,
 )
@@ -137,10 +137,8 @@ class ProfileCommand(Benchmark[tuple[NDArray[np.int64], str]]):
         compute = None if self.precision == "fp32" else TYPES[self.precision]
         with tempfile.TemporaryDirectory() as folder:
             write_model(config, Path(folder), self.seed)
-            sides = make_sides(
-                [self.contender], config, Path(folder), compute, device, self.backend, capacity=self.length
-            )
-        side = sides[self.contender]
+            make = SideMaker(config, Path(folder), compute, device, self.backend, capacity=self.length)
+            side = make(self.contender)
         steps = works(
             PADDED,
             lengths,

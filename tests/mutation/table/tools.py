@@ -344,8 +344,8 @@ MUTATIONS = (
     Mutation(
         "library-who-fails-keeps-its-memory",
         "tools/bench/vs_transformers/pretrain.py",
-        old="side = self.sides.pop(name)",
-        new="side = self.sides[name]",
+        old="side = self.sides.pop(name, None)",
+        new="side = self.sides.get(name)",
         tests=("tests/tools/bench/vs_transformers/test_pretrain.py::test_who_fails_is_left_out_and_holds_no_memory",),
     ),
     Mutation(

@@ -440,17 +440,8 @@ def write_model(config: BertConfig, folder: Path, seed: int) -> None:
     export_huggingface(BertForPreTraining(config, cube), cube, folder)
 
 
-def make_sides(
-    names: Sequence[str],
-    config: BertConfig,
-    folder: Path,
-    compute: torch.dtype | None,
-    device: torch.device,
-    backend: Backend = "auto",
-    *,
-    capacity: int = 512,
-) -> dict[str, Implementation]:
-    """The contenders, in their order.
+class SideMaker:
+    """Makes the contenders, one after another.
 
     Args:
         config: with which the folder was written.
@@ -459,26 +450,37 @@ def make_sides(
         backend: of our attention.
         capacity: slots of a pack.
     """
-    sides: dict[str, Implementation] = {}
-    library: tuple[nn.Module, torch.optim.Optimizer] | None = None
-    for name in names:
-        if name in LIBRARY:
-            compiled = name in COMPILING
-            if compiled:  # a model of its own, which is changed
-                shared = library_model(config, folder, device)
-            elif library is None:
-                library = shared = library_model(config, folder, device)
-            else:
-                shared = library
-            if name in UNPADDING:
-                sides[name] = Unpadded(config, *shared, compute, compiled=compiled)
-            else:
-                sides[name] = Library(config, *shared, compute, masked_rows=name != PLAIN, compiled=compiled)
-        elif name == GRAPHED:
-            sides[name] = OursGraphed(name, config, folder, compute, device, backend, capacity=capacity)
-        else:
-            sides[name] = Ours(name, config, folder, compute, device, backend)
-    return sides
+
+    def __init__(
+        self,
+        config: BertConfig,
+        folder: Path,
+        compute: torch.dtype | None,
+        device: torch.device,
+        backend: Backend = "auto",
+        *,
+        capacity: int = 512,
+    ) -> None:
+        self._config, self._folder, self._compute, self._device = config, folder, compute, device
+        self._backend: Backend = backend
+        self._capacity = capacity
+        self._library: tuple[nn.Module, torch.optim.Optimizer] | None = None
+
+    def __call__(self, name: str) -> Implementation:
+        """The contender of this name. Those of the library share a model, but for compiled ones, which change it."""
+        config, compute, compiled = self._config, self._compute, name in COMPILING
+        if name not in LIBRARY:
+            arguments = (name, config, self._folder, compute, self._device, self._backend)
+            return OursGraphed(*arguments, capacity=self._capacity) if name == GRAPHED else Ours(*arguments)
+        shared = library_model(config, self._folder, self._device) if compiled else self._shared()
+        if name in UNPADDING:
+            return Unpadded(config, *shared, compute, compiled=compiled)
+        return Library(config, *shared, compute, masked_rows=name != PLAIN, compiled=compiled)
+
+    def _shared(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        if self._library is None:
+            self._library = library_model(self._config, self._folder, self._device)
+        return self._library
 
 
 def compile_layers(encoder: Any) -> None:

@@ -40,8 +40,8 @@ from tools.bench.vs_transformers.contenders import (
     UNPADDING,
     Checked,
     Implementation,
+    SideMaker,
     check_fp8,
-    make_sides,
     with_sizes,
     write_model,
 )
@@ -94,14 +94,23 @@ class Rounds:
 class Running:
     """The contenders that have not failed. One that does, for want of memory say, is left out, and the others go on."""
 
-    def __init__(self, place: tuple[str, str], sides: Mapping[str, Implementation]) -> None:
+    def __init__(self, place: tuple[str, str]) -> None:
         """
         Args:
             place: preset and precision.
         """
-        self.sides = dict(sides)
+        self.sides: dict[str, Implementation] = {}
         self.failed: list[dict[str, str]] = []
         self._place = place
+
+    def add(self, name: str, make: Callable[[str], Implementation]) -> None:
+        """Takes one more in, unless it cannot be made."""
+        try:
+            self.sides[name] = make(name)
+            return
+        except Exception as error:
+            told = _told(error)
+        self._leave_out(name, told)
 
     def attempt(self, name: str, action: Callable[[Implementation], R]) -> R | None:
         """What an action of this contender gives. None: it has failed, now or before."""
@@ -110,19 +119,28 @@ class Running:
         try:
             return action(self.sides[name])
         except Exception as error:
-            told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            traceback.print_exc()
-        # Outside of the handler, which holds what the action had made.
+            told = _told(error)
+        self._leave_out(name, told)
+        return None
+
+    def _leave_out(self, name: str, told: str) -> None:
+        """Outside of the handler, which holds what the action had made."""
         preset, precision = self._place
         self.failed.append({"preset": preset, "precision": precision, "contender": name, "error": told})
         print(f"{name} has failed and is left out: {told}", flush=True)
-        side = self.sides.pop(name)
-        side.optimizer.zero_grad(set_to_none=True)  # of a model that another one may share
+        side = self.sides.pop(name, None)
+        if side is not None:
+            side.optimizer.zero_grad(set_to_none=True)  # of a model that another one may share
         del side
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return None
+
+
+def _told(error: Exception) -> str:
+    """Its first line; the rest goes to standard error."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def measure(
@@ -152,9 +170,11 @@ def measure(
         for precision in precisions:
             products = _fastest_product(device, precision)
             compute = None if precision == "fp32" else TYPES[precision]
-            sides = make_sides(contenders, config, Path(folder), compute, device, backend, capacity=capacity)
-            running = Running((preset, precision), sides)
-            sides.clear()
+            running = Running((preset, precision))
+            make = SideMaker(config, Path(folder), compute, device, backend, capacity=capacity)
+            for name in contenders:
+                running.add(name, make)
+            del make  # which holds the model of some
             checks: dict[str, dict[str, Checked]] = {}
             for kind, mine in steps.items():  # before any of them has learnt something
                 checks[kind] = {}

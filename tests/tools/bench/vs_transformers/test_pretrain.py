@@ -417,7 +417,9 @@ def test_who_fails_is_left_out_and_holds_no_memory(capsys: pytest.CaptureFixture
         raise RuntimeError("CUDA out of memory. Tried to allocate\nmore than there is")
 
     alive: list[Any] = []
-    running = Running(("large", "bf16"), {"one": Side(), "two": Side()})  # type: ignore[dict-item]
+    running = Running(("large", "bf16"))
+    for name in ("one", "two"):
+        running.add(name, lambda _: Side())  # type: ignore[arg-type, return-value]
     assert running.attempt("one", fails) is None
     assert running.attempt("one", lambda _: pytest.fail("it is out")) is None
     assert running.attempt("two", lambda _: 7) == 7
@@ -428,6 +430,20 @@ def test_who_fails_is_left_out_and_holds_no_memory(capsys: pytest.CaptureFixture
     shown = capsys.readouterr()
     assert f"one has failed and is left out: {told}" in shown.out
     assert "more than there is" in shown.err
+
+
+def test_who_cannot_be_made_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def make(name: str) -> Any:
+        if name == "one":
+            raise ValueError("no such model")
+        return name
+
+    running = Running(("large", "bf16"))
+    for name in ("one", "two"):
+        running.add(name, make)
+    assert running.sides == {"two": "two"}
+    assert [each["contender"] for each in running.failed] == ["one"]
+    assert "one has failed and is left out: ValueError: no such model" in capsys.readouterr().out
 
 
 def test_without_the_one_to_compare_with_there_is_no_ratio() -> None:
