@@ -97,7 +97,7 @@ _ROUNDING, _ROUNDING_AS_BEFORE = 18, 21
 """Operators of one matrix: by the scale of its largest magnitude, and by one that is there ("delayed")."""
 _PASSES, _PASSES_AS_BEFORE = 13, 35
 """Bytes that they read and write for each element."""
-_OF_SCALE, _BESIDE, _BESIDE_AS_BEFORE = 90, 8, 66
+_OF_SCALE, _BESIDE, _BESIDE_AS_BEFORE = 94, 8, 66
 """And for each scale; and for a matrix."""
 READ_AGAIN = 2
 """Bytes of each element that a compiled region, which is one operator that reads 2 and writes 1, reads once more for
@@ -144,8 +144,8 @@ def rounding(product: Product, wire: CommModel, *, compiled: bool = False) -> Wo
     if delayed:
         parts.append(_compared(1))
     if product.hands_on and wire.size(other(product.face)) == 1:
-        # The gradient of the residual, which the kernel of another type adds.
-        parts.append(Work(operators=1, touched=2 * wire.compute * rows * columns))
+        # The gradient of the residual is added in place, for the kernel is of another type.
+        parts.append(Work(operators=1, touched=3 * wire.compute * rows * columns))
     return together(parts).times(product.times)
 
 
@@ -153,7 +153,7 @@ def delayed_scales(weights: int) -> Work:
     """Once a step, of delayed scaling: the histories of so many weights' products go on by one pass, and give new
     scales. What `rounding` counts of a weight's first use in it is compared with nothing."""
     return together(
-        [Work(operators=3 * weights + 32, touched=1983 * weights + 112), _compared(-weights)] if weights else []
+        [Work(operators=3 * weights + 32, touched=1971 * weights + 112), _compared(-weights)] if weights else []
     )
 
 

@@ -37,6 +37,7 @@ from tensor3d.torch_private import (
     efficient_attention,
     fake_collectives,
     is_fused_sgd,
+    is_storage_resize,
     tree_leaves,
     without_modes,
 )
@@ -168,10 +169,29 @@ class OperatorFigures:
 
 _EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "_reshape_alias"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm"}
+_WRITE_ALONE = {
+    *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
+    *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
+}
+"""Read nothing of what they change; all others that change a tensor in place do."""
+_OF_A_SHAPE = {
+    *("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_full"),
+}
+"""Read nothing of what they are given."""
+_BY_INDEX = {
+    **{"index_select": ("self", "result"), "gather": ("self", "index"), "embedding": ("weight", "result")},
+    **{"index_add_": ("self", "source"), "scatter_add_": ("self", "index")},
+}
+"""Touch of the first no more elements than the second has."""
 
 
 class OperatorCounter(TorchDispatchMode):
-    """Inside, counts the operators that reach a device, those of backward passes too."""
+    """Inside, counts the operators that reach a device, those of backward passes too.
+
+    What moves over memory follows from an operator's schema: what it is given it reads, what it returns it writes, and
+    what it changes it reads and writes. `out=` is written alone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,36 +199,62 @@ class OperatorCounter(TorchDispatchMode):
         self.views, self.collectives, self.moved_bytes = 0, 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = self.call(func, args, kwargs)
         schema = func._schema
         namespace, _, name = schema.name.partition("::")
+        aliases = any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
         if namespace in ("c10d", "_c10d_functional"):
             self.collectives += 1
-        elif name in _EMPTY or any(each.alias_info and not each.alias_info.is_write for each in schema.returns):
+        elif name in _EMPTY or aliases or is_storage_resize(func):
             self.views += 1
         else:
-            self.take(name, (args, kwargs, result))
+            given = {each.name: kwargs.get(each.name) for each in schema.arguments}
+            given.update(zip(given, args, strict=False))
+            self.take(name, *_touched(name, schema, given, result))
         return result
 
-    def take(self, name: str, involved: Any) -> None:
-        """One operator, with the tensors that it reads and writes."""
-        tensors = {id(each): each for each in tree_leaves(involved) if isinstance(each, Tensor)}.values()
-        if tensors and all(each.device == _DEVICE for each in tensors):
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def take(self, name: str, read: Any, written: Any, untouched: int = 0) -> None:
+        """One operator, with the tensors that it reads and writes, each of them once, but for so many bytes."""
+        both = [*_tensors(read), *_tensors(written)]
+        if both and all(each.device == _DEVICE for each in both):
             self.operators[name] += 1
             if name not in _PRODUCTS and "attention" not in name:
-                self.moved_bytes += sum(map(_bytes, tensors))
+                self.moved_bytes += sum(map(_bytes, both)) - untouched
 
 
-class _RegionsAsOne(CompiledRegions):
-    """A region is one operator to the counter that is inside it."""
+def _touched(name: str, schema: Any, given: Mapping[str, Any], result: Any) -> tuple[list[Any], list[Any], int]:
+    """What an operator reads, what it writes, and the bytes of both that it leaves alone."""
+    changed = {each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write}
+    unread = {each.name for each in schema.arguments if each.is_out}
+    unread |= set(given) if name in _OF_A_SHAPE else changed if name in _WRITE_ALONE else set()
+    read = [value for each, value in given.items() if each not in unread]
+    # Fused optimisers write to gradients but to take a loss scale out, which clipping does here.
+    written = [given[each] for each in changed if each != "grads"]
+    untouched = 0
+    if name in _BY_INDEX:
+        table, chosen = ({**given, "result": result}[each] for each in _BY_INDEX[name])
+        untouched = max(0, _bytes(table) - chosen.numel() * table.element_size()) * (1 + bool(changed))
+    return read, [*written, result], untouched
+
+
+class RegionsAsOne(CompiledRegions):
+    """A region is one operator to the counter that is inside it: it reads what it is given, and writes what it returns
+    and what it has changed."""
 
     counter: OperatorCounter | None = None
 
     def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
+        given = _tensors(inputs)
+        versions = [each._version for each in given]
         with torch.no_grad(), without_modes():
             result = region(*inputs)
         if self.counter is not None:
-            self.counter.take(region.__name__, (inputs, result))
+            changed = [each for each, version in zip(given, versions, strict=True) if each._version > version]
+            self.counter.take(region.__name__, given, (changed, result))
         return result
 
 
@@ -248,8 +294,15 @@ def host_seconds(take: Callable[[], object], passes: int) -> float:
     return max(0.0, min(found))
 
 
+def _tensors(values: Any) -> list[Tensor]:
+    """Each once."""
+    return list({id(each): each for each in tree_leaves(values) if isinstance(each, Tensor)}.values())
+
+
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """What is repeated along a dimension is in memory once."""
+    elements = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return elements * tensor.element_size()
 
 
 def count(
@@ -280,7 +333,7 @@ def count(
         speed = ExecutionPolicy(shadow_weights=shadow_weights)
         cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE, precision=types, speed=speed)
         cube.manual_seed(0)
-        regions = _RegionsAsOne(False, _DEVICE)
+        regions = RegionsAsOne(False, _DEVICE)
         if compiled:  # as it would be told, and nothing is: there need be no compiler
             cube.speed, cube.regions = replace(speed, compile=True), regions
         with cube.skip_init():
@@ -302,35 +355,10 @@ class UpdateFigures:
 
 
 class _UpdateCounter(OperatorCounter):
-    """What an operator changes it reads and writes; what it fills or copies into it writes."""
+    """Knows the fused step of SGD, too, which is in place, and has no rule for "meta"."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self.operators.total()
-        if is_fused_sgd(func):  # in place, and without a rule for "meta"
-            self.take("_fused_sgd_", (args, kwargs))
-            result = None
-        else:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-        name = func._schema.name.partition("::")[2]
-        if self.operators.total() > before and name not in ("copy_", "_foreach_copy_", "fill_", "zero_"):
-            for given, argument in zip((*args, *(kwargs or {}).values()), func._schema.arguments, strict=False):
-                # Fused optimisers write to gradients but to take a loss scale out, which clipping does here.
-                if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads":
-                    self.moved_bytes += sum(_bytes(each) for each in tree_leaves(given) if isinstance(each, Tensor))
-        return result
-
-
-class _UpdateRegions(_RegionsAsOne):
-    """What a region has changed it has written, too."""
-
-    def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
-        tensors = [each for each in inputs if isinstance(each, Tensor)]
-        versions = [each._version for each in tensors]
-        result = super().__call__(region, *inputs)
-        changed = (each for each, version in zip(tensors, versions, strict=True) if each._version > version)
-        if self.counter is not None:
-            self.counter.moved_bytes += sum(map(_bytes, changed))
-        return result
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return None if is_fused_sgd(func) else super().call(func, args, kwargs)
 
 
 def count_update(
@@ -341,7 +369,7 @@ def count_update(
         stack.enter_context(alone(shape, 0))
         stack.enter_context(as_on_a_gpu())
         cube = Cube(shape.x, shape.y, shape.z, shape.data, device=_DEVICE)
-        regions = _UpdateRegions(False, _DEVICE)
+        regions = RegionsAsOne(False, _DEVICE)
         cube.manual_seed(0)
         if compiled:
             cube.speed, cube.regions = replace(cube.speed, compile=True), regions
@@ -379,7 +407,7 @@ def count_library(
 
 
 def _figures(
-    model: nn.Module, loss: Callable[[], Tensor], passes: int, regions: _RegionsAsOne | None = None
+    model: nn.Module, loss: Callable[[], Tensor], passes: int, regions: RegionsAsOne | None = None
 ) -> dict[str, Any]:
     """One pass to warm up, one that is counted, one more beside its gradients, and some that are timed, if any."""
 

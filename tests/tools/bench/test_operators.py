@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from models.bert import PRESETS
 from tensor3d import CubeShape
 from tensor3d.ops.fp8 import Scaling
-from tools.bench.operators import OperatorFigures, OperatorsCommand, as_on_a_gpu, count
+from tools.bench.operators import OperatorCounter, OperatorFigures, OperatorsCommand, RegionsAsOne, as_on_a_gpu, count
 from tools.bench.vs_transformers.contenders import with_sizes
 from tools.training.factory import TYPES
 
@@ -77,6 +80,85 @@ def test_operators_are_those_of_a_gpu() -> None:
     assert {name: by_name[name] for name in one_each_way} == one_each_way
     assert by_name["native_dropout"] == by_name["native_dropout_backward"] == 3
     assert "promote_types" not in by_name
+
+
+MATRIX, ROW, IDS, TABLE = (4, 8), (8,), (4,), (100, 8)
+BYTES = 4 * 4 * 8
+
+
+def matrix(*shape: int) -> Tensor:
+    return torch.empty(shape or MATRIX, device="meta")
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.empty(shape or IDS, dtype=torch.int64, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("call", "moved"),
+    [
+        (lambda a: a + matrix(), 3 * BYTES),
+        (lambda a: a + a, 2 * BYTES),
+        (lambda a: a.bfloat16(), BYTES + BYTES // 2),
+        (lambda a: a.add_(matrix()), 3 * BYTES),
+        (lambda a: a.mul_(2), 2 * BYTES),
+        (lambda a: a.exp_(), 2 * BYTES),
+        (lambda a: a.add_(a), 2 * BYTES),
+        (lambda a: a.copy_(matrix()), 2 * BYTES),
+        (lambda a: a.copy_(matrix(*ROW)), BYTES + 4 * 8),
+        (lambda a: a.zero_(), BYTES),
+        (lambda a: a.fill_(1), BYTES),
+        (lambda a: a.uniform_(), BYTES),
+        (lambda a: torch.mul(a, matrix(), out=matrix()), 3 * BYTES),
+        (lambda a: torch.mul(a, 2, out=a), 2 * BYTES),
+        (lambda a: torch.zeros_like(a), BYTES),
+        (lambda a: a.new_zeros(4, 8), BYTES),
+        (lambda a: a.sum(), BYTES + 4),
+        (lambda a: a + matrix(*ROW).expand(4, 8), 2 * BYTES + 4 * 8),
+        (lambda a: a.view(32), 0),
+        (lambda a: a @ matrix(8, 8), 0),
+        (lambda a: torch._foreach_mul_([a, matrix()], 2), 4 * BYTES),
+        (lambda a: torch._foreach_add_([a, a.clone()], [matrix(), matrix()]), (2 + 6) * BYTES),
+        (lambda a: torch._foreach_copy_([a], [matrix()]), 2 * BYTES),
+        (lambda a: torch._foreach_zero_([a]), BYTES),
+        (lambda a: matrix(*TABLE).index_select(0, ids()), 2 * BYTES + 4 * 8),
+        (lambda a: F.embedding(ids(), matrix(*TABLE)), 2 * BYTES + 4 * 8),
+        (lambda a: F.embedding(ids(400), matrix()), BYTES + 400 * (4 * 8 + 8)),
+        (lambda a: a.gather(1, ids(4, 1)), 2 * 4 * 4 + 4 * 8),
+        (lambda a: matrix(*TABLE).index_add_(0, ids(), a), 3 * BYTES + 4 * 8),
+        (lambda a: a.scatter_add_(1, ids(4, 1), matrix(4, 1)), 3 * 4 * 4 + 4 * 8),
+    ],
+)
+def test_bytes_are_what_is_read_and_what_is_written(call: Callable[[Tensor], object], moved: int) -> None:
+    """By hand: what is changed in place is both, what is filled is written alone, and of a table the chosen rows."""
+    a = matrix()
+    with OperatorCounter() as counter:
+        call(a)
+    assert counter.moved_bytes == moved
+
+
+def test_bytes_of_fused_optimisers() -> None:
+    """AdamW's reads weights, gradients, two moments and counts of steps, and writes weights and moments."""
+    weights, gradients, first, second = ([matrix(), matrix()] for _ in range(4))
+    steps = [torch.zeros((), device="meta") for _ in weights]
+    options = {"lr": 1.0, "weight_decay": 0.0, "maximize": False}
+    with OperatorCounter() as counter:
+        torch._fused_adamw_(
+            weights, gradients, first, second, [], steps, **options, beta1=0.9, beta2=0.9, eps=0.0, amsgrad=False
+        )
+    assert counter.moved_bytes == 7 * 2 * BYTES + 2 * 4
+
+
+def test_bytes_of_a_region_are_what_it_is_given_returns_and_changes() -> None:
+    def region(changed: Tensor, read: Tensor) -> Tensor:
+        return changed.add_(read).sum(0)
+
+    regions = RegionsAsOne(False, torch.device("meta"))
+    with OperatorCounter() as counter:
+        regions.counter = counter
+        regions(region, matrix(), matrix())
+    assert counter.operators == {"region": 1}
+    assert counter.moved_bytes == 3 * BYTES + 4 * 8
 
 
 def test_afterwards_all_is_as_it_was() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from models.bert import BertConfig
 from models.bert.cost_model.param_shapes import OptimizerName, parameters
-from models.bert.cost_model.small_operators import LAYER, REST
+from models.bert.cost_model.small_operators import LAYER, REST, form_of
 from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.step_cost import StepOptions
@@ -25,6 +25,7 @@ CLASSIC = BertConfig(
     layers=1, hidden=1024, heads=16, inner=2048, vocab=4096, positions=LONGEST, attention_dropout=0.0, dropout=0.1
 )
 MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
+PRE = replace(CLASSIC, norm="pre")
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -54,14 +55,21 @@ def counted(config: BertConfig, shape: CubeShape, compute: str, compiled: bool, 
 
 
 EVERY = [
-    *((CLASSIC, box, *how) for box in ("1x1x1", "1x2x1", "1x1x2") for how in product(("fp32", "bf16"), (False, True))),
-    *((MODERN, box, *how) for box in ("1x1x1", "1x2x1", "1x1x2") for how in product(("fp32", "bf16"), (False, True))),
+    *(
+        (config, box, *how)
+        for config in (CLASSIC, PRE, MODERN)
+        for box in ("1x1x1", "1x2x1", "1x1x2")
+        for how in product(("fp32", "bf16"), (False, True))
+    ),
     *((CLASSIC, box, "bf16", True) for box in ("4x1x1", "1x2x4", "2x2x2")),
     (replace(CLASSIC, dropout=0.0, next_sentence=False), "2x1x2", "fp16", False),
     (replace(MODERN, dropout=0.0, attention_out_dropout=0.1), "4x1x1", "bf16", True),
     (replace(CLASSIC, dropout=0.0), "1x1x1", "fp32", True),
     (replace(CLASSIC, hidden=768, heads=12), "1x1x1", "bf16", False),
     (replace(MODERN, hidden=768, heads=12), "1x2x1", "bf16", False),
+    (replace(PRE, hidden=768, heads=12), "1x1x1", "bf16", False),
+    (replace(PRE, dropout=0.0), "2x2x2", "bf16", True),
+    (replace(PRE, dropout=0.0), "1x2x2", "fp32", False),
 ]
 FAST = (CLASSIC, "1x1x2", "bf16", True)
 
@@ -71,7 +79,7 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
     [
         pytest.param(
             *case,
-            id="-".join([case[0].encoder, *case[1:3], "compiled" if case[3] else "eager"]),
+            id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"]),
             marks=[] if case == FAST else pytest.mark.slow,
         )
         for case in EVERY
@@ -81,7 +89,7 @@ def test_operators_and_bytes_are_those_of_the_real_code(
     config: BertConfig, box: str, compute: str, compiled: bool
 ) -> None:
     """Of a layer to the operator and within 1 %; of embeddings and heads, which are few, nearly. A region of classic
-    layers converts one bias, and one of modern layers is none without dropout."""
+    layers converts one bias."""
     shape, deeper = CubeShape.parse(box), replace(config, layers=2)
     one, two = (said(each, shape, compute, compiled) for each in (config, deeper))
     real_one, real_two = (counted(each, shape, compute, compiled) for each in (config, deeper))
@@ -101,17 +109,19 @@ def test_the_page_shows_the_table() -> None:
     assert [name for name, *_ in rows] == list(wanted)
     for name, *numbers in rows:
         shape = CubeShape(y=wanted[name][0], z=wanted[name][1])
-        eager, compiled = (LAYER["classic", True, how] for how in (False, True))
+        eager, compiled = (LAYER["post", True, how] for how in (False, True))
         assert [int(each) for each in numbers] == [each.on(shape) for each in (*eager, *compiled)]
 
 
 def test_all_kinds_are_counted() -> None:
-    kinds = {(config.encoder, compute != "fp32", compiled) for config, _, compute, compiled in EVERY}
+    kinds = {(form_of(config), compute != "fp32", compiled) for config, _, compute, compiled in EVERY}
     assert kinds == set(LAYER) == set(REST)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("config", "box", "compiled"), [(CLASSIC, "1x2x2", False), (MODERN, "1x1x1", True)])
+@pytest.mark.parametrize(
+    ("config", "box", "compiled"), [(CLASSIC, "1x2x2", False), (PRE, "1x1x1", False), (MODERN, "1x1x1", True)]
+)
 def test_layers_that_are_computed_again(config: BertConfig, box: str, compiled: bool) -> None:
     shape = CubeShape.parse(box)
     config = replace(config, layers=4)
