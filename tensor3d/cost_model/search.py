@@ -25,8 +25,6 @@ _DEAREST_LAST: tuple[tuple[Recompute, bool], ...] = (
 of recomputation the second takes less memory."""
 _MIB = 2**20
 """Budgets for operands that stay are whole MiB, as recipes have them."""
-_MORE_MICRO_BATCHES = 3
-"""Numbers of micro-batches for which a budget is looked for, from the fewest that fit on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +195,21 @@ def _best_of_box(box: _Box, counted: Memory | None = None) -> BoxPlan | Refused:
         reason = f"{told} {least.peak / 1e9:,.3g} GB on a rank, and there are {box.limit / 1e9:,.3g} GB"
     if reason is not None:
         return Refused(shape=box.shape, reason=reason)
+    plan = _fastest(box, found)
+    # A larger budget spares more bytes, but perhaps of a kind that products hide. Of more micro-batches than the
+    # fastest has no smaller budget is better.
+    alike = [each for each in found if each.recompute == plan.choice.recompute]
+    rivals = [each for each in alike if each.micro_batches <= plan.choice.micro_batches]
+    less = [_fastest(box, [smaller]) for each in rivals for smaller in _with_less(box, each)]
+    return min([plan, *less], key=lambda each: _seconds(each.time))
+
+
+def _fastest(box: _Box, choices: Sequence[StepOptions]) -> BoxPlan:
+    """Of these choices, in all placements."""
     ways, best = box.ways, list[tuple[StepTime, StepCost, CubeShape]]()
-    steps = [UnplacedStep.of(box.model.cost(box.shape, choice), box.cluster, box.kind, box.overlap) for choice in found]
+    steps = [
+        UnplacedStep.of(box.model.cost(box.shape, choice), box.cluster, box.kind, box.overlap) for choice in choices
+    ]
     usual = [(step, step.on(ways[0])) for step in steps]
     for step, time in sorted(usual, key=lambda each: _seconds(each[1])):
         if best and step.least >= best[0][0].total:  # however its axes are placed
@@ -256,9 +267,9 @@ def _fitting(box: _Box) -> Iterator[StepOptions]:
             yield replace(plain, micro_batches=numbers[fewest])
     for (recompute, reshard), fewest in found.items():
         if reshard and recompute != "layer":
-            # Where all of it can stay, no budget is needed.
-            until = min(found.get((recompute, False), len(numbers)), fewest + _MORE_MICRO_BATCHES)
-            for number in numbers[fewest:until]:
+            # Where all of it can stay, no budget is needed. All numbers up to there: were it some from the fewest on,
+            # more memory, for which fewer do, could leave out the best.
+            for number in numbers[fewest : found.get((recompute, False))]:
                 yield from _with_budget(box, StepOptions(micro_batches=number, recompute=recompute))
 
 
@@ -282,12 +293,26 @@ def _fewest(box: _Box, numbers: Sequence[int], plain: StepOptions) -> int | None
 
 def _with_budget(box: _Box, plain: StepOptions) -> Iterator[StepOptions]:
     """The choice with the largest budget that fits, if there is one."""
-    low, high = 0, -(-box.model.keepable(box.shape, plain) // _MIB)
+    largest = _largest_budget(box, plain, 0, -(-box.model.keepable(box.shape, plain) // _MIB))
+    if largest:
+        yield replace(plain, keep_budget=largest * _MIB)
+
+
+def _with_less(box: _Box, choice: StepOptions) -> Iterator[StepOptions]:
+    """A choice with a budget, with smaller ones that may be faster (`PlannedModel.smaller_budgets`)."""
+    for each in box.model.smaller_budgets(box.shape, choice) if choice.keep_budget else ():
+        lowest = each.start // _MIB
+        less = _largest_budget(box, choice, lowest, (each.stop - 1) // _MIB)
+        if less > lowest:
+            yield replace(choice, keep_budget=less * _MIB)
+
+
+def _largest_budget(box: _Box, choice: StepOptions, low: int, high: int) -> int:
+    """Of those between two that fit, in MiB; the low one is taken to fit."""
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if box.fits(replace(plain, keep_budget=middle * _MIB)) else (low, middle - 1)
-    if low:
-        yield replace(plain, keep_budget=low * _MIB)
+        low, high = (middle, high) if box.fits(replace(choice, keep_budget=middle * _MIB)) else (low, middle - 1)
+    return low
 
 
 def _least(box: _Box) -> Memory:

@@ -154,6 +154,10 @@ class PlannedModel(Protocol):
     def keepable(self, shape: CubeShape, choice: StepOptions) -> int:
         """Bytes of all operands that a micro-batch gathers and could keep: the largest budget that matters."""
 
+    def smaller_budgets(self, shape: CubeShape, choice: StepOptions) -> list[range]:
+        """Ranges below the choice's `keep_budget`, of each of which the largest that fits may be faster
+        (`GatheredOperands.one_less`)."""
+
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         """Of the fullest rank, by a formula that never says too much."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensor3d import CubeShape
-from tensor3d.cost_model.kept_operands import GatheringProduct, KeptCount, choose_kept, gathered_bytes
+from tensor3d.cost_model.kept_operands import GatheredOperands, GatheringProduct, KeptCount, choose_kept, gathered_bytes
 
 LAYERS, ROWS = 3, 16
 # A product before the layers, two in each of them, and one behind them. On x = y = 2 weights of 8 x 4 are as large as
@@ -44,6 +44,16 @@ def test_alike_operands_at_once_are_those_one_by_one(shape: CubeShape) -> None:
         figures = (chosen.held_bytes, chosen.spared_bytes, chosen.spared_collectives)
         assert ([*chosen.counts], *figures) == _one_by_one(shape, budget)
     assert chosen.held_bytes == whole
+
+
+def test_budgets_that_keep_one_operand_less() -> None:
+    operands = GatheredOperands.of(PRODUCTS, CubeShape(x=2, y=2, z=2), ROWS)
+    sizes = [(alike[0].bytes, len(order)) for alike, order in zip(operands.alike, operands._orders, strict=True)]
+    assert sizes == [(8, 2), (16, 3), (32, 4), (64, 7)]
+    assert operands.one_less(2 * 8 + 2 * 16 + 15) == [range(8, 16), range(32, 48)]
+    assert operands.one_less(2 * 8 + 3 * 16 + 70) == [range(8, 16), range(48, 64), range(96, 128)]
+    assert operands.within(32).counts == operands.within(47).counts != operands.within(48).counts
+    assert operands.one_less(7) == []
 
 
 def test_the_last_layers_keep_what_there_is_room_for() -> None:

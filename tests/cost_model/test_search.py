@@ -253,6 +253,28 @@ def test_the_largest_budget_that_fits_is_taken_where_it_makes_the_step_faster() 
     assert plan.time.total == pytest.approx(step_time(LARGE.cost(CUBE, StepOptions()), node, "bf16").total)
 
 
+WIDE = BertCosts(config=BertConfig(layers=50, hidden=4096, heads=32), batch=Batch(packs=4096))
+
+
+@pytest.mark.parametrize(
+    ("shape", "memories"),
+    [
+        (CubeShape(x=2, z=32), (60, 65)),  # fewer micro-batches fit, and more of them with a budget are faster
+        (CubeShape(data=2, x=4, y=8), (45, 50)),  # a larger budget keeps more of what products hide anyway
+        (CubeShape(data=2, x=4, y=8), (70, 75)),  # with fewer micro-batches than are then the fastest
+    ],
+)
+def test_more_memory_is_never_slower(shape: CubeShape, memories: tuple[int, int]) -> None:
+    times = []
+    for memory in memories:
+        cluster = dataclasses.replace(cluster_of("H100", nodes=8), memory=memory * 1e9)
+        (plan,) = search(WIDE, cluster, "bf16", shapes=[shape]).plans
+        assert plan.choice.keep_budget
+        assert plan.cost.memory.peak <= 0.9 * cluster.memory
+        times.append(plan.time.total)
+    assert times == sorted(times, reverse=True)
+
+
 def test_a_budget_is_what_a_count_leaves_room_for() -> None:
     """What the formula does not know of is counted without a budget, once, and is the same with one."""
     node, unknown, looked = _memory_between(0.7), 5 * 10**8, list[StepOptions]()

@@ -84,6 +84,13 @@ def keepable_bytes(config: BertConfig, shape: CubeShape, rows: int, element: int
     return gathered_bytes(list(_products(config, shape, element, recompute).values()), shape, rows)
 
 
+def smaller_budgets(
+    config: BertConfig, shape: CubeShape, rows: int, element: int, recompute: Recompute, budget: int
+) -> list[range]:
+    """`GatheredOperands.one_less`; arguments as of `kept_products`."""
+    return _gathered(config, shape, rows, element, recompute, None).one_less(budget)
+
+
 @lru_cache(256)
 def _gathered(
     config: BertConfig,

@@ -11,7 +11,7 @@ from typing import get_args
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic, scaled_weights
 from models.bert.cost_model.flops import model_flops, work
-from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products
+from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products, smaller_budgets
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
 from models.bert.cost_model.small_operators import small_operators
@@ -193,6 +193,11 @@ class BertCosts:
     def keepable(self, shape: CubeShape, choice: StepOptions) -> int:
         rows = self._load(shape, choice).rows
         return keepable_bytes(self.config, shape, rows, BYTES[self.compute], choice.recompute)
+
+    def smaller_budgets(self, shape: CubeShape, choice: StepOptions) -> list[range]:
+        rows = self._load(shape, choice).rows
+        element = BYTES[self.compute]
+        return smaller_budgets(self.config, shape, rows, element, choice.recompute, choice.keep_budget)
 
     def memory(self, shape: CubeShape, choice: StepOptions) -> Memory:
         if choice.keep_budget:  # a search asks for dozens, and again for one

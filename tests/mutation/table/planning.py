@@ -8,6 +8,7 @@ BY_HAND = "tests/cost_model/test_search.py::test_latency_and_bytes_by_hand"
 ADD_UP = "tests/cost_model/test_search.py::test_parts_of_the_time_add_up_and_overlap_only_hides"
 
 SMALL = "tests/models/bert/cost_model/test_small_operators.py::test_operators_and_bytes_are_those_of_the_real_code"
+MORE_MEMORY = "tests/cost_model/test_search.py::test_more_memory_is_never_slower"
 
 MUTATIONS = (
     Mutation(
@@ -145,6 +146,20 @@ MUTATIONS = (
         tests=("tests/cost_model/test_search.py::test_of_all_that_fits_the_fastest_is_taken",),
     ),
     Mutation(
+        "plan-takes-the-largest-budget-alone",
+        "tensor3d/cost_model/search.py",
+        old="        if less > lowest:",
+        new="        if less < lowest:",
+        tests=(MORE_MEMORY,),
+    ),
+    Mutation(
+        "plan-keeps-a-part-with-the-fewest-micro-batches-alone",
+        "tensor3d/cost_model/search.py",
+        old="numbers[fewest : found.get((recompute, False))]",
+        new="numbers[fewest : min(fewest + 3, found.get((recompute, False), len(numbers)))]",
+        tests=(MORE_MEMORY,),
+    ),
+    Mutation(
         "plan-never-keeps-what-is-computed-again",
         "tensor3d/cost_model/search.py",
         old='    ("layer", False),\n',
@@ -154,8 +169,8 @@ MUTATIONS = (
     Mutation(
         "plan-keeps-more-than-its-budget",
         "tensor3d/cost_model/kept_operands.py",
-        old="taken = min(len(order), (budget - held) // size)",
-        new="taken = min(len(order), -(-(budget - held) // size))",
+        old="min(len(order), budget // alike[0].bytes)",
+        new="min(len(order), -(-budget // alike[0].bytes))",
         tests=("tests/cost_model/test_kept_operands.py", "tests/layers/test_kept_operands.py"),
     ),
     Mutation(
