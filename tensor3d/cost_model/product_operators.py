@@ -157,6 +157,12 @@ def delayed_scales(weights: int) -> Work:
     )
 
 
+def scale_bytes(weights: int, history: int) -> int:
+    """Bytes that stay of delayed scaling: of A', W' and dC' of so many weights' products a history of fp32 magnitudes,
+    and a scale in 16 bytes."""
+    return 3 * weights * (4 * history + 16)
+
+
 def _compared(times: int) -> Work:
     """The largest magnitudes of A', W' and dC', with those of the uses of a weight before."""
     return Work(operators=3, touched=3 * 12).times(times)

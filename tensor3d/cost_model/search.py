@@ -167,7 +167,7 @@ class _Box:
             return memory.peak + beyond <= self.limit
         newest = next(reversed(self.shares.values()), 1.0)
         share = self.shares.get((choice.recompute, choice.reshard_after_forward), newest)
-        at_rest = memory.weights + memory.optimizer + memory.shadows
+        at_rest = memory.at_rest
         return memory.peak <= self.limit and memory.peak - at_rest <= share * (self.limit - at_rest)
 
     def learn(self, choice: StepOptions, counted: Memory) -> None:
@@ -176,7 +176,7 @@ class _Box:
         if choice.keep_budget:
             self.beyond[choice.recompute, choice.micro_batches] = counted.peak - memory.peak
             return
-        at_rest = memory.weights + memory.optimizer + memory.shadows
+        at_rest = memory.at_rest
         self.shares.pop((choice.recompute, choice.reshard_after_forward), None)
         self.shares[choice.recompute, choice.reshard_after_forward] = (memory.peak - at_rest) / (counted.peak - at_rest)
 

@@ -55,8 +55,15 @@ class Memory:
     """The most at once."""
     shadows: int = 0
     """Copies of weights in the type of products, which stay (`ExecutionPolicy.shadow_weights`)."""
+    scales: int = 0
+    """Histories and scales of products in FP8 with delayed scaling, which stay."""
     counted: bool
     """Whether `saved` and `peak` were counted in a run of the step; else both are a formula's lower bounds."""
+
+    @property
+    def at_rest(self) -> int:
+        """Between steps, where no gradients stay."""
+        return self.weights + self.optimizer + self.shadows + self.scales
 
 
 @dataclass(frozen=True, kw_only=True)

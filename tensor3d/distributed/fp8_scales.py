@@ -16,7 +16,7 @@ hold it (`history_tensor`). Tensors here are never changed in place: whoever hol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from tensor3d.distributed.collectives import Axis, all_reduce_largest
 from tensor3d.distributed.seeds import Number, ParamNumbers
 from tensor3d.ops.fp8 import E4M3, E5M2, scale_of
+from tensor3d.torch_private import storage_id
 
 if TYPE_CHECKING:
     from tensor3d.distributed.use_agreement import UseAgreement
@@ -138,6 +139,14 @@ class Fp8Scales:
         """Of another length, as a checkpoint may have it."""
         missing = self._length - row.shape[0]
         return row if missing == 0 else F.pad(row[: self._length], (0, max(0, missing)), value=_NOTHING)
+
+
+def kept_bytes(weights: Iterable[Tensor]) -> int:
+    """Of what is known of these weights: H magnitudes and a scale for each of three matrices, in fp32, a scale at a
+    multiple of 16 bytes. The weights of a pass have them in two pieces of memory."""
+    known = [history for weight in weights if (history := _history_of(weight)) is not None]
+    kept = [each for history in known for each in (*history.rows, *history.scales) if each is not None]
+    return sum({storage_id(each): each.untyped_storage().nbytes() for each in kept}.values())
 
 
 def _scales(rows: Tensor, first_gradient: int) -> Tensor:

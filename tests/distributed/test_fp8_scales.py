@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy, gather, local, shard
-from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, WEIGHT, history_tensor, restore_history
+from tensor3d.cost_model.product_operators import scale_bytes
+from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, WEIGHT, history_tensor, kept_bytes, restore_history
 from tensor3d.ops.fp8 import E4M3, E5M2, scale_of
 from tests.models.toy import Shape
 from tests.ranks import run_ranks
@@ -73,6 +74,18 @@ def test_scales_lie_as_memory_of_their_own_does() -> None:
     scales = [scale for scale in cube.fp8_scales.of(layer.weight) if scale is not None]
     assert len(scales) == 3
     assert [scale.data_ptr() % 16 for scale in scales] == [0, 0, 0]
+
+
+def test_memory_of_what_is_known() -> None:
+    """To the byte as the planner has it: of nothing before the first pass."""
+    cube = Cube.single(precision=DELAYED)
+    layers = nn.Sequential(_layer(cube), nn.Identity(), _layer(cube))
+    assert kept_bytes(layers.parameters()) == 0
+    for _ in range(5):  # more than are remembered
+        _pass(layers[0], cube)
+    assert kept_bytes(layers.parameters()) == scale_bytes(1, 3) == 3 * (3 * 4 + 16)
+    _pass(layers[2], cube)
+    assert kept_bytes(layers.parameters()) == scale_bytes(2, 3)
 
 
 def test_what_is_too_large_for_an_old_scale_is_cut_off_and_counted() -> None:

@@ -172,6 +172,7 @@ def memory_counter(costs: BertCosts, show: Callable[[], object]) -> Callable[[Cu
             saved=found.saved + more,
             peak=found.peak + more,
             shadows=found.shadows,
+            scales=found.scales,
             counted=True,
         )
 
@@ -186,6 +187,7 @@ def step_of(costs: BertCosts, choice: StepOptions) -> dict[str, Any]:
             compute=costs.compute,  # type: ignore[arg-type]
             reduce=costs.reduce,  # type: ignore[arg-type]
             fp8=costs.fp8 or "off",
+            fp8_history=costs.fp8_history,
         ),
         "optimizer": costs.optimizer,
         "shard_over_data": costs.shard_over_data,
@@ -257,6 +259,7 @@ def dry_beside_prediction(
     wire = CommModel(
         shape=shape, rank=rank, compute=TYPES[types.compute].itemsize, gradient=TYPES[types.reduce].itemsize
     )
+    scaled = scaled_weights(config, shape, None if types.fp8 == "off" else types.fp8)
     formula = least_memory(
         config,
         wire,
@@ -267,6 +270,8 @@ def dry_beside_prediction(
         shard_over_data=shard_over_data,
         shadow_weights=shadow_weights,
         compile=compile,
+        scaled=scaled,
+        fp8_history=types.fp8_history,
     )
     received, calls = (
         step_traffic(
@@ -282,14 +287,17 @@ def dry_beside_prediction(
             keep_budget=keep_budget,
             recompute=recompute,
             summed=held(config, shape, rank).summed(optimizer),
-            scaled=scaled_weights(config, shape, None if types.fp8 == "off" else types.fp8),
+            scaled=scaled,
             shard_over_data=shard_over_data,
         )
         for each in (wire, replace(wire, unit="calls"))
     )
     memory = [
         Comparison(what=name, predicted=getattr(source, name), counted=getattr(dry.memory, name))
-        for source, names in ((formula, ("weights", "gradients", "optimizer", "shadows")), (shallow, ("peak", "saved")))
+        for source, names in (
+            (formula, ("weights", "gradients", "optimizer", "shadows", "scales")),
+            (shallow, ("peak", "saved")),
+        )
         for name in names
     ]
     return [*_traffic("bytes", received, dry.received), *_traffic("calls", calls, dry.calls), *memory]

@@ -248,6 +248,7 @@ def details(plan: BoxPlan, cluster: Cluster) -> list[str]:
     memory, time, shape = plan.cost.memory, plan.time, plan.shape
     least, source = ("", "counted") if memory.counted else ("> ", "by formulas")
     copies = f", their copies {in_bytes(memory.shadows)}" if memory.shadows else ""
+    copies += f", scales of FP8 {in_bytes(memory.scales)}" if memory.scales else ""
     lines = [
         f"{shape}, ranks dealt along {', '.join(axis for axis in shape.wire)} (slowest first):",
         f"  memory of a rank, {source}: weights {in_bytes(memory.weights)}{copies}, gradients "

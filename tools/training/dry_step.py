@@ -32,6 +32,7 @@ from tensor3d.cost_model.comm_volume import Bytes
 from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import PackedBatch, TrainBatch
 from tensor3d.distributed.data_shares import ShardOverData
+from tensor3d.distributed.fp8_scales import kept_bytes
 from tensor3d.distributed.shadow_weights import shadow_of
 from tensor3d.layers.attention import Recompute
 from tensor3d.ops.compiled_regions import CompiledRegions
@@ -186,6 +187,8 @@ class StepMemory:
     heads: int
     shadows: int
     """Copies of weights in the type of products (`ExecutionPolicy.shadow_weights`), which stay."""
+    scales: int
+    """Histories and scales of products in FP8 with delayed scaling, which stay."""
     peaks: dict[str, int]
     """The most at once of all that torch's operators allocate, weights and the batch included, by part of the step:
     building, forward, backward through heads, layers and embeddings, sums of gradients, update. Each grows with the
@@ -235,7 +238,7 @@ def dry_step(
 ) -> DryStep:
     """One step of `rank` of a cube of any size: all micro-batches, clipping, the optimiser.
 
-    Where the memory of gradients stays from step to step, it is one that finds it there.
+    Where the memory of gradients stays from step to step, it is one that finds it there, and delayed scales.
 
     All ranks but this one are left out, by torch's "fake" process group; the process is afterwards as it was.
 
@@ -312,7 +315,7 @@ def dry_step(
                 notes = _Notes(model, stepping, count, live)
                 cube.ledger.observer = notes.sums
                 _take(step, [batch] * min(micro_batches, _RUN_AT_MOST))
-        further = max(0, micro_batches - _RUN_AT_MOST)
+        further, scales = max(0, micro_batches - _RUN_AT_MOST), kept_bytes(model.parameters())
         return DryStep(
             received=_grown(count.received, [received for received, _ in notes.before], further),
             calls=_grown(count.calls, [calls for _, calls in notes.before], further),
@@ -324,7 +327,9 @@ def dry_step(
                 layers=notes.saved[1] - notes.saved[0],
                 heads=notes.saved[2] - notes.saved[1],
                 shadows=cube.shadows.kept_bytes,
-                peaks=live.peaks,
+                scales=scales,
+                # The first step makes them at its end, and later ones find them from their begin on.
+                peaks={part: most + scales * (part != "update") for part, most in live.peaks.items()},
             ),
         )
 

@@ -294,6 +294,7 @@ def costs_of(
         compute=recipe.precision.compute,
         reduce=recipe.precision.reduce,
         fp8=None if recipe.precision.fp8 == "off" else recipe.precision.fp8,
+        fp8_history=recipe.precision.fp8_history,
         optimizer=recipe.optimizer.kind,
         shard_over_data=recipe.optimizer.shard_over_data,
         shadow_weights=recipe.speed.shadow_weights,
@@ -509,6 +510,7 @@ def _memory(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate, device
         ("counted as on a", "GPU" if device == "cuda" else "CPU"),
         ("weights", in_bytes(memory.weights)),
         *([("their copies", f"{in_bytes(memory.shadows)} (speed.shadow_weights)")] if memory.shadows else []),
+        *([("scales", f"{in_bytes(memory.scales)} (histories of precision.fp8)")] if memory.scales else []),
         ("gradients", in_bytes(memory.gradients)),
         (f"optimiser ({recipe.optimizer.kind})", in_bytes(memory.optimizer)),
     ]

@@ -28,6 +28,7 @@ from models.bert.config import BertConfig
 from models.bert.cost_model.kept_operands import kept_products, layer_products
 from models.bert.cost_model.param_shapes import OptimizerName, held
 from tensor3d.cost_model.comm_volume import CommModel, Kept, Side, chunk, other
+from tensor3d.cost_model.product_operators import scale_bytes
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.distributed.data_shares import ShardOverData
 
@@ -61,6 +62,8 @@ def least_memory(
     keep_buckets: bool | None = None,
     shadow_weights: bool = False,
     compile: bool = False,
+    scaled: int = 0,
+    fp8_history: int = 16,
 ) -> Memory:
     """Weights, their copies, gradients and the optimiser's state exactly; `saved` and `peak` are lower bounds.
 
@@ -70,11 +73,13 @@ def least_memory(
         shard_over_data: whether the optimiser's state is, and whether gradients are.
         keep_buckets, shadow_weights, compile: as of `ExecutionPolicy`. What compiled regions keep for backward is
             nothing less (statistics and masks apart, which are not in it): the optimiser's step holds less.
+        scaled: weights with delayed scales (`scaled_weights` of comm_volume.py).
+        fp8_history: as of `MixedPrecisionPolicy`.
     """
     here = held(config, wire.shape, wire.rank)
     weights, state = held_bytes(config, wire, shard_over_data)
     gradients = here.gradients(wire.shape, shard_over_data) * wire.parameter
-    shadows = shadow_bytes(config, wire) if shadow_weights else 0
+    shadows, scales = shadow_bytes(config, wire) if shadow_weights else 0, scale_bytes(scaled, fp8_history)
     layers, once_more, logits = _kept(config, wire, load, choice, device, shadow_weights)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start, or the memory of
     # those of the step before. A layer is computed again when the logits are gone.
@@ -87,8 +92,9 @@ def least_memory(
         gradients=gradients,
         optimizer=state,
         saved=layers + logits,
-        peak=weights + state + shadows + max(backward, update),
+        peak=weights + state + shadows + scales + max(backward, update),
         shadows=shadows,
+        scales=scales,
         counted=False,
     )
 

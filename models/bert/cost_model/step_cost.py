@@ -138,6 +138,8 @@ class BertCosts:
     """Type in which gradients travel."""
     fp8: Fp8 | None = None
     """How linear layers multiply in FP8, beside bf16 alone."""
+    fp8_history: int = 16
+    """Passes that delayed scales remember."""
     optimizer: OptimizerName = "lamb"
     shard_over_data: ShardOverData = False
     """Whether the optimiser's state is, and whether gradients are."""
@@ -217,6 +219,8 @@ class BertCosts:
             shard_over_data=self.shard_over_data,
             shadow_weights=self.shadow_weights,
             compile=self.compile,
+            scaled=scaled_weights(self.config, shape, self.fp8),
+            fp8_history=self.fp8_history,
         )
 
     def cost(self, shape: CubeShape, choice: StepOptions) -> StepCost:

@@ -11,6 +11,7 @@ from models.bert import PRESETS, BertConfig, BertForPreTraining
 from models.bert.cost_model.kept_operands import kept_products
 from models.bert.cost_model.memory import Device, MicroBatchShape, held_bytes, kept_buckets, least_memory, shadow_bytes
 from models.bert.cost_model.param_shapes import OptimizerName, held, held_elements, parameters, replicated_elements
+from models.bert.cost_model.step_cost import Batch, BertCosts
 from tensor3d import Cube, CubeShape, local
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.cost_model.kept_operands import KeptCount
@@ -216,6 +217,16 @@ def test_what_is_bought_with_what() -> None:
     assert large(load=small, optimizer="stable_adamw").peak > large(load=small, optimizer="lamb").peak
     assert large(load=small, optimizer="lamb").peak > large(load=small).peak
     assert not plain.counted
+
+
+def test_scales_of_fp8_by_hand() -> None:
+    """Of BERT-large 96 weights of layers, a head's and the pooler's have three histories of 4 bytes a pass, and a scale
+    each; they are there from step to step."""
+    costs = BertCosts(config=PRESETS["large"], batch=Batch(packs=8), fp8="delayed", fp8_history=20)
+    delayed, plain = (each.memory(CubeShape(), StepOptions()) for each in (costs, replace(costs, fp8="rowwise")))
+    assert delayed.scales == 3 * 98 * (4 * 20 + 16)
+    assert delayed == replace(plain, scales=delayed.scales, peak=plain.peak + delayed.scales)
+    assert delayed.at_rest == plain.at_rest + delayed.scales
 
 
 def test_copies_of_weights_by_hand() -> None:
