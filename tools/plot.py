@@ -21,6 +21,7 @@ from tensor3d import CubeShape
 from tools.common.cli import run_main
 from tools.common.files import check_output, parsed_json, read_file
 from tools.common.log import take_verbose
+from tools.common.parse import parse_options
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
@@ -219,7 +220,7 @@ class Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
     words, verbose = take_verbose(arguments)
-    command = tyro.cli(Command, args=words, prog="python -m tools.plot")
+    command = parse_options(Command, words, "python -m tools.plot")
     return run_main("tools.plot", lambda: run(command), verbose=verbose, options=Command)
 
 

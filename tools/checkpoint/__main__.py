@@ -19,6 +19,7 @@ from tensor3d.checkpoint import CheckpointIndex, StoredTensor
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
 from tools.common.machine import format_table
+from tools.common.parse import parse_options
 
 # --- What a checkpoint holds, for people and for programs -------------------------------------------------------------
 
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int
         if chosen in commands:
             # Alone, so that messages are about its own options.
-            status = tyro.cli(commands[chosen], args=rest, prog=f"{prog} {chosen}", config=config)
+            status = parse_options(commands[chosen], rest, f"{prog} {chosen}", config=config)
         else:
             status = app.cli(prog=prog, args=words, config=config)
         return status
