@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from models.folder_kinds import instead
 from tensor3d import checkpoint
 from tensor3d.checkpoint import CheckpointIndex, StoredTensor
 from tools.common.cli import run_main
@@ -37,7 +38,7 @@ def found(folder: Path, *, every: bool) -> list[Path]:
     there = checkpoint.complete(folder) or checkpoint.complete(folder / "checkpoints")
     if not there:
         raise ValueError(
-            f"{folder.absolute()} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of "
+            f"{folder.absolute()} holds no checkpoint.{instead(folder)} Name a checkpoint (step-NNNNNNNN), a folder of "
             "checkpoints or a run."
         )
     return there if every else there[-1:]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_nobody_reads_a_result_any_more_or_it_cannot_be_written(
     for status, size in ((0, 10), (0, 100_000), (1, 10)):
         with open_failing(kind) as stream:
             monkeypatch.setattr(sys, "stdout", stream)
-            ended = run_main("tools.this", lambda size=size: result(size))
+            ended = run_main("tools.this", partial(result, size))
         monkeypatch.undo()
         told = "" if kind == "a closed pipe" else f"tools.this: standard output cannot be written: {KINDS[kind]}.\n"
         assert (ended, capsys.readouterr().err) == (status if kind == "a closed pipe" else 2, told)
