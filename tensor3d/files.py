@@ -9,6 +9,7 @@ It needs the standard library alone.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -51,7 +52,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of which the 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside the block a file is written: an error of a full or failing disk gets its name."""
+    """Inside the block a file is read or written: an error of a full or failing disk gets its name."""
     try:
         yield
     except OSError as problem:
@@ -129,8 +130,23 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
 
 def read_file(path: Path) -> bytes:
     """Its content. Errors are those of `open_regular`."""
-    with open_regular(path) as file:
+    with open_regular(path) as file, naming(path):
         return file.read()
+
+
+def what_is_wrong(problem: Exception) -> str:
+    """With the content of a file, which was taken to be another: for a message that names the file.
+
+    Args:
+        problem: what reading its entries has raised. KeyError alone would say a name, and not that it is missing.
+    """
+    if isinstance(problem, KeyError):
+        return f"it has no {problem.args[0]!r}" if problem.args else "an entry is missing"
+    if isinstance(problem, TypeError | AttributeError | IndexError):
+        return f"an entry is of another kind than it should be ({problem})"
+    if isinstance(problem, json.JSONDecodeError):
+        return f"it is no JSON: {problem}"
+    return str(problem)
 
 
 def _check_regular(found: os.stat_result, path: Path) -> None:

@@ -10,6 +10,7 @@ PyTorch's compiler, a fifth of what starting a process costs, and DTensor are im
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
@@ -93,6 +94,25 @@ def summed_by_ddp(inputs: Sequence[Any]) -> Tensor | None:
         return None
     own = {id(parameter) for parameter in around._module_parameters}
     return next((each for each in inputs if id(each) in own and each.requires_grad), None)
+
+
+def lent_by_fully_shard(parameters: Sequence[Tensor]) -> Tensor | None:
+    """Of these, one that a `fully_shard` has gathered, and whose gradient it looks for within the backward pass.
+
+    A look through all modules that are wrapped; where there are none, it costs nothing.
+    """
+    states = sys.modules.get("torch.distributed._composable_state")
+    wrapped = getattr(states, "_module_state_mapping", None)
+    if not wrapped:
+        return None
+    by_id = {id(parameter): parameter for parameter in parameters}
+    for state in [reference() for reference in list(wrapped.values())]:
+        one = getattr(state, "_fsdp_param_group", None)  # until torch 2.12
+        for group in getattr(state, "_fsdp_param_groups", [] if one is None else [one]):
+            for each in group.fsdp_params:
+                if (found := by_id.get(id(getattr(each, "_unsharded_param", None)))) is not None:
+                    return found
+    return None
 
 
 def sequence_nr(node: Any) -> int:
@@ -218,6 +238,23 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], ...]:
 def mark_dynamic(tensor: Tensor, dim: int) -> None:
     """Compiled code is to take any size of `dim`."""
     torch._dynamo.mark_dynamic(tensor, dim)
+
+
+_compiling_calls: Callable[[], Any] = private("_C._dynamo.eval_frame.get_eval_frame_callback")
+
+
+def within_compiled() -> bool:
+    """Whether a function that `torch.compile` was given runs now, and what it calls is to be compiled, too."""
+    return is_there(_compiling_calls) and _compiling_calls() not in (None, False)
+
+
+def keep_out_of_graphs(function: Callable[..., Any], why: str) -> None:
+    """`torch.compile` traces no such function: it ends the graph there, or, where that must be whole, says why.
+
+    `torch.compiler.disable` puts a wrapper around it, and imports the compiler.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
 
 
 def import_compiler() -> None:

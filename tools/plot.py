@@ -17,10 +17,12 @@ import tyro
 from numpy.typing import NDArray
 
 from models.bert import PRESETS
+from models.folder_kinds import instead
 from tensor3d import CubeShape
 from tools.common.cli import run_main
-from tools.common.files import check_output, parsed_json, read_file
+from tools.common.files import check_output, parsed_json, read_file, what_is_wrong
 from tools.common.log import take_verbose
+from tools.common.parse import parse_options
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
@@ -104,7 +106,9 @@ def read_run(folder: Path, tag: str) -> Curve:
 def read_facts(folder: Path) -> RunFacts:
     """Raises ValueError unless the folder holds a run's run.json."""
     path = folder / "run.json"
-    remedy = "A run is a folder that tools.pretrain has written."
+    remedy = (
+        "Name a run that tools.pretrain has written; tools.report draws those of tools.gpt and tools.finetune, too."
+    )
     try:
         facts = parsed_json(read_file(path))
         recipe = facts["recipe"]
@@ -116,9 +120,11 @@ def read_facts(folder: Path) -> RunFacts:
             unigram_entropy=float(facts["unigram_entropy"]),
         )
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder.absolute()} is no run: it has no run.json. {remedy}") from None
+        raise ValueError(f"{folder.absolute()} is no run: it has no run.json.{instead(folder)} {remedy}") from None
     except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"{path} does not describe a run ({type(problem).__name__}: {problem}). {remedy}") from None
+        raise ValueError(
+            f"{path} does not describe a run ({what_is_wrong(problem)}).{instead(folder)} {remedy}"
+        ) from None
 
 
 def _from_journal(path: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Points]]:
@@ -219,7 +225,7 @@ class Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
     words, verbose = take_verbose(arguments)
-    command = tyro.cli(Command, args=words, prog="python -m tools.plot")
+    command = parse_options(Command, words, "python -m tools.plot")
     return run_main("tools.plot", lambda: run(command), verbose=verbose, options=Command)
 
 

@@ -46,8 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="folder of this run, made if missing")
     parser.add_argument("--kind", choices=KINDS, default="strong")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="read all runs in this folder, and measure nothing")
-    asked, rest = parser.parse_known_args(arguments)
-    return run_main("tools.scaling", lambda: collect(asked.collect) if asked.collect else run(asked, rest))
+
+    def act() -> int:
+        asked, rest = parser.parse_known_args(arguments)
+        return collect(asked.collect) if asked.collect else run(asked, rest)
+
+    return run_main("tools.scaling", act)
 
 
 def run(asked: argparse.Namespace, rest: Sequence[str]) -> int:

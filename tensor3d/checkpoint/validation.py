@@ -17,7 +17,7 @@ from torch import Tensor
 from tensor3d.checkpoint.directory import PROGRESS, DamagedError, read_json, read_progress
 from tensor3d.checkpoint.format import CHECKSUMS, DTYPES, NAME_OF, TENSORS, FileSum, checksum, file_name
 from tensor3d.checkpoint.state import CPU_STREAM
-from tensor3d.files import open_regular
+from tensor3d.files import open_regular, what_is_wrong
 
 _FILE = re.compile(r"rank-\d{5,}\.safetensors")
 _SENSELESS = (KeyError, TypeError, AttributeError, ValueError)  # of JSON that says something else than it should
@@ -203,7 +203,7 @@ def _checksums(path: Path) -> dict[str, FileSum]:
             for name, entry in content["files"].items()
         }
     except _SENSELESS as problem:
-        raise DamagedError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
+        raise DamagedError(f"{path} is damaged: {what_is_wrong(problem)}. {_ELSEWHERE}") from None
     for name in files:
         if name not in (TENSORS, PROGRESS) and not _FILE.fullmatch(name):
             raise DamagedError(f"{path} names {name!r}, which is no file of a checkpoint. {_ELSEWHERE}")
@@ -215,7 +215,7 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     try:
         tensors = {name: _tensor(name, entry) for name, entry in content["tensors"].items()}
     except _SENSELESS as problem:
-        raise DamagedError(f"{path} is damaged: {problem!r}. {_ELSEWHERE}") from None
+        raise DamagedError(f"{path} is damaged: {what_is_wrong(problem)}. {_ELSEWHERE}") from None
     for tensor in tensors.values():
         if sum(prod(chunk.sizes) for chunk in tensor.chunks) != prod(tensor.shape):
             raise DamagedError(f"{path} is damaged: the blocks of {tensor.name} do not make it up. {_ELSEWHERE}")

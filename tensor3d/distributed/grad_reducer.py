@@ -37,7 +37,7 @@ from tensor3d.distributed.grad_arrival import HeldHooks, PendingGrad, add_to_gra
 from tensor3d.distributed.grad_buckets import BucketPlan, GradBuckets, KeptMemory
 from tensor3d.distributed.seeds import Number, names_of, number_of
 from tensor3d.distributed.use_agreement import OwnUses, Record, UseAgreement, slot_of
-from tensor3d.torch_private import at_end_of_pass, backward_pass, has_storage
+from tensor3d.torch_private import at_end_of_pass, backward_pass, has_storage, lent_by_fully_shard
 
 _MOST_NAMED = 6  # parameters in a message
 _NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
@@ -524,13 +524,14 @@ def _add(entries: dict[int, PendingGrad], parameter: nn.Parameter, handed: Tenso
 
 
 def _check_memory(arrived: Sequence[PendingGrad]) -> None:
-    """Raises ValueError where the memory of a parameter is gone before its gradient is there: whoever has lent it for
-    this pass has looked for the gradient already, and found none."""
-    for entry in arrived:
-        if not has_storage(entry.parameter):
-            raise ValueError(
-                f"the memory of a parameter of shape {tuple(entry.parameter.shape)} was given back within the backward "
-                "pass, as fully_shard does when it has summed gradients: that of a layer of tensor3d is there at the "
-                "end of the pass, and would be lost. Leave fully_shard out, and make the cube of all processes: "
-                "Cube(x=N) is fully sharded data parallelism."
-            )
+    """Raises ValueError where a parameter's memory is lent for this pass, by whoever has looked for its gradient
+    already, and found none: it is gone before the gradient is there, or is known to be `fully_shard`'s."""
+    gone = next((entry.parameter for entry in arrived if not has_storage(entry.parameter)), None)
+    lent = gone if gone is not None else lent_by_fully_shard([entry.parameter for entry in arrived])
+    if lent is not None:
+        how = "was given back within the backward pass" if lent is gone else "is a place for what is gathered"
+        raise ValueError(
+            f"the memory of a parameter of shape {tuple(lent.shape)} {how}, as of fully_shard, which sums gradients "
+            "meanwhile: that of a layer of tensor3d is there at the end of the pass, and would be lost. Leave "
+            "fully_shard out, and make the cube of all processes: Cube(x=N) is fully sharded data parallelism."
+        )

@@ -13,23 +13,37 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch.autograd.function import once_differentiable as guarded
 
-from tensor3d.torch_private import is_there, summed_by_ddp, under_transforms
+from tensor3d.torch_private import is_there, keep_out_of_graphs, summed_by_ddp, under_transforms, within_compiled
 
 _C = TypeVar("_C")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_COMPILED = (
+    "a layer of tensor3d is used within torch.compile, whose code would leave its gradients out: the cube's ledger "
+    "brings them to .grad. Compile what lies between such layers, or all of that by ExecutionPolicy(compile=True); "
+    "torch.compiler.disable keeps a part of a compiled model out."
+)
+
 
 class Function(torch.autograd.Function):
     """Torch's, whose `apply` takes two thirds of the time: it does not look through all arguments for what transforms
-    of `torch.func` have left behind. Within one, torch's own decides.
+    of `torch.func` have left behind. Within one it raises ValueError.
 
     Raises ValueError for a parameter of a `DistributedDataParallel`, which hooks into what adds to `.grad` and so would
-    never see the gradients that functions hand to a cube's ledger: it would sum zeros, or nothing, without a word.
+    never see the gradients that functions hand to a cube's ledger: it would sum zeros, or nothing, without a word. And
+    within a model that `torch.compile` was given, whose compiled backward hands nothing to a ledger.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "backward" in cls.__dict__:  # forward may be compiled, where nothing is to learn
+            keep_out_of_graphs(cls.backward, _COMPILED)
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
+        if within_compiled() and torch.is_grad_enabled() and any(map(_is_to_learn, args)):
+            raise ValueError(_COMPILED)
         unseen = summed_by_ddp(args)
         if unseen is not None and torch.is_grad_enabled():
             raise ValueError(
@@ -38,10 +52,19 @@ class Function(torch.autograd.Function):
                 "Leave DistributedDataParallel out, and make the cube of all processes: Cube(..., data=N) sums over N "
                 "copies."
             )
-        if not is_there(under_transforms) or under_transforms():
+        if not is_there(under_transforms):
             return super().apply(*args)
+        if under_transforms():
+            raise ValueError(
+                "a layer of tensor3d is used within a transform of torch.func (grad, vmap, jvp and the like), which "
+                "cannot follow its collectives: each rank holds a part. Take gradients by backward() of a loss."
+            )
         behind: Any = super(torch.autograd.Function, cls)
         return behind.apply(*args)
+
+
+def _is_to_learn(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.requires_grad
 
 
 def once_differentiable(

@@ -285,7 +285,21 @@ class AdamW(ShardedAdamBase):
 
     def _advance(self, work: list[ParamGroupShards]) -> None:
         for blocks in work:
+            _check_types(blocks)
+        for blocks in work:
             self._adam(blocks, blocks.weights, lr=blocks.group["lr"], weight_decay=blocks.group["weight_decay"])
+
+
+def _check_types(blocks: ParamGroupShards) -> None:
+    """Raises ValueError where parameters have another type than their moments: torch's kernel knows one alone."""
+    for weight, moment in zip(blocks.weights, blocks.exp_avg, strict=True):
+        if weight.dtype != moment.dtype:
+            raise ValueError(
+                f"a parameter of shape {tuple(weight.shape)} is of {weight.dtype}, and its moments are of "
+                f"{moment.dtype}, as they were made before the model was converted. Convert first (model.bfloat16() "
+                "and the like), then make the optimiser; or leave weights in fp32 and compute in bf16: "
+                "MixedPrecisionPolicy(compute=...)."
+            )
 
 
 # --- Which parameters decay -------------------------------------------------------------------------------------------

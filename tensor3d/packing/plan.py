@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tensor3d.files import draft, read_file
+from tensor3d.files import draft, read_file, what_is_wrong
 from tensor3d.packing.column_generation import MAX_SIZE, LPRelaxation, size_of, solve
 from tensor3d.packing.limits import Limits, has_scipy
 
@@ -239,7 +239,7 @@ def load_plan(path: Path | str, fingerprint: str) -> PackingPlan:
     try:
         return _plan_from_json(content)
     except (ValueError, TypeError, KeyError, IndexError) as problem:
-        raise ValueError(f"{path} holds no valid plan: {problem}. Delete it and plan again.") from None
+        raise ValueError(f"{path} holds no valid plan: {what_is_wrong(problem)}. Delete it and plan again.") from None
 
 
 def _plan_from_json(content: dict[str, Any]) -> PackingPlan:

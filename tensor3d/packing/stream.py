@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensor3d.files import what_is_wrong
 from tensor3d.packing.limits import Limits
 
 # --- The sequences that wait for a pack, by length, and what can be made of them --------------------------------------
@@ -279,7 +280,7 @@ class StreamPacker:
                 last = number
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(
-                f"this is no state of a packer ({type(problem).__name__}: {problem}). Give what state_dict() returned."
+                f"this is no state of a packer ({what_is_wrong(problem)}). Give what state_dict() returned."
             ) from None
         if stock.sequences >= self._window:
             raise ValueError(

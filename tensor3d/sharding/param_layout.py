@@ -311,6 +311,12 @@ def _shift(part: slice, origin: int) -> slice:
 
 
 def _finish(block: Tensor, shape: tuple[int, ...], layout: Layout, cube: Cube) -> nn.Parameter:
+    if block.is_meta:
+        raise ValueError(
+            f"a parameter of shape {tuple(shape)} is made on the meta device, where it has no values. Make layers "
+            'outside torch.device("meta"): each rank holds its blocks alone, on cube.device, and inside `with '
+            "cube.skip_init():` matrices stay unfilled until weights are loaded."
+        )
     cube.over(*layout.sum_over)  # see `local_param`
     block = block.to(device=cube.device, dtype=torch.get_default_dtype())
     return as_parameter(block, shape, layout, cube)

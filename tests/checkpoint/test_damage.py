@@ -161,7 +161,7 @@ TABLE = "model.tokens.weight"
         ("checksums.json", lambda c: c["files"]["tensors.json"].update(bytes=-1), "-1 is no count"),
         ("checksums.json", lambda c: c["files"]["tensors.json"].update(crc32="xyz"), "is damaged"),
         ("checksums.json", lambda c: c.update(files=[]), "is damaged"),
-        ("tensors.json", lambda c: c["tensors"][TABLE].update(dtype="C64"), "damaged: KeyError.*C64"),
+        ("tensors.json", lambda c: c["tensors"][TABLE].update(dtype="C64"), "damaged: it has no 'C64'"),
         ("tensors.json", lambda c: c["tensors"][TABLE]["chunks"].pop(), "do not make it up"),
         ("tensors.json", lambda c: c["tensors"][TABLE]["chunks"][0].pop(), "is damaged"),
         ("tensors.json", lambda c: c["tensors"][TABLE]["chunks"][1][1].__setitem__(0, 60), "lies outside of it"),

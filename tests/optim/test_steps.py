@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d import Cube, local
-from tensor3d.optim import decay_groups
+from tensor3d.optim import AdamW, Lamb, StableAdamW, decay_groups
 from tests.optim.zoo import (
     BETAS,
     EPS,
@@ -289,3 +289,19 @@ def test_what_is_not_trained_is_in_no_group() -> None:
         decay_groups(model.requires_grad_(False), 0.1)
     with pytest.raises(ValueError, match=r"weight_decay.*0.*-1"):
         decay_groups(model, -1.0)
+
+
+@pytest.mark.parametrize("kind", [AdamW, Lamb, StableAdamW])
+def test_a_model_that_is_converted_under_its_optimiser(kind: Any) -> None:
+    """AdamW's kernel knows one type alone; the others step in any."""
+    weight = nn.Parameter(torch.ones(4, 4))
+    optimizer = kind([weight], Cube.single(), lr=0.1)
+    weight.data, weight.grad = weight.data.bfloat16(), torch.ones(4, 4, dtype=torch.bfloat16)
+    if kind is AdamW:
+        with pytest.raises(
+            ValueError, match=r"is of torch\.bfloat16, and its moments are of torch\.float32.*Convert first"
+        ):
+            optimizer.step()
+    else:
+        optimizer.step()
+        assert (weight != 1).all()

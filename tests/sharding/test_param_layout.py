@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -193,3 +194,13 @@ def test_a_plain_parameter_serves_on_one_device() -> None:
     assert torch.equal(plain.grad, torch.ones(3))  # type: ignore[arg-type]
     assert float(clip_grad_norm_([plain], 10.0, cube)) == pytest.approx(3**0.5)
     assert not isinstance(as_parameter(torch.ones(2), (2,), vector("y"), cube), DTensor)
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_layers_are_not_made_on_the_meta_device(blank: bool) -> None:
+    cube = Cube.single()
+    cube.manual_seed(0)
+    with torch.device("meta"), cube.skip_init() if blank else nullcontext():
+        for make in (lambda: normal((4, 8), matrix("z"), cube, 1.0), lambda: constant((4,), vector("z"), cube, 0.0)):
+            with pytest.raises(ValueError, match=r"is made on the meta device.*skip_init"):
+                make()

@@ -149,7 +149,7 @@ def test_another_tag_gets_a_picture_and_an_axis_of_its_own(run: Path, capsys: py
     [
         ("", "name at least one run"),
         ("{folder}/none", "none is no run: it has no run.json"),
-        ("{folder}/damaged", "run.json does not describe a run (KeyError: 'recipe')"),
+        ("{folder}/damaged", "run.json does not describe a run (it has no 'recipe')"),
         ("{folder}/empty", "empty has logged nothing yet"),
         ("{run} --tag loss/mlm", "no tag 'loss/mlm'. There are: accuracy/masked_lm, evaluation/masked_lm_loss, loss/"),
         ("{run} --output {folder}/none/a.png", "a file in a folder that exists. Got "),

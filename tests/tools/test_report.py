@@ -354,10 +354,10 @@ def test_when_a_run_has_ended(tmp_path: Path) -> None:
         ("{folder}/run --refresh 0.5", "--refresh must be at least 1 seconds. Got 0.5"),
         ("{folder}/run --refresh nan", "--refresh must be at least 1 seconds. Got nan"),
         ("{folder}/run --output {folder}/no/a.html", "--output must be a file in a folder that exists"),
-        ("{folder}/damaged", "run.json does not describe a run (KeyError: 'recipe')"),
+        ("{folder}/damaged", "run.json does not describe a run (it has no 'recipe')"),
         ("{folder}/other.json", "other.json is of another kind. Name a folder"),
         ("{folder}/list.json", "list.json holds no JSON object"),
-        ("{folder}/plan.json", "plan.json is damaged (KeyError: 'cluster')"),
+        ("{folder}/plan.json", "plan.json is damaged (it has no 'cluster')"),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(

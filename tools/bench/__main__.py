@@ -43,6 +43,8 @@ from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
 from tools.bench.vs_transformers.infer import InferCommand
 from tools.bench.vs_transformers.pretrain import LibraryCommand
 from tools.common import log
+from tools.common.cli import run_main
+from tools.common.parse import parse_options
 from tools.training.arguments import fitted
 from tools.training.config import with_new_names
 
@@ -86,15 +88,15 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 2 for a bad call, recipe or corpus; 1 where a rank failed or what was measured is wrong."""
     words, verbose = log.take_verbose(arguments)
-    log.start_logging(verbose=verbose)
-    try:
-        return parse(words).run(words)
-    except (ValueError, OSError) as problem:
-        _log.error("tools.bench: %s", problem)
-        return 2
-    except RankFailedError as problem:
-        _log.error("tools.bench: %s", problem)
-        return 1
+
+    def run() -> int:
+        try:
+            return parse(words).run(words)
+        except RankFailedError as problem:
+            _log.error("tools.bench: %s", problem)
+            return 1
+
+    return run_main("tools.bench", run, verbose=verbose)
 
 
 def parse(arguments: Sequence[str]) -> Subcommand:
@@ -104,13 +106,13 @@ def parse(arguments: Sequence[str]) -> Subcommand:
     if name in SUBCOMMANDS:
         # Alone, so that messages are about its own options, and since its defaults may be read from files.
         kind = SUBCOMMANDS[name]
-        chosen = tyro.cli(kind, args=with_new_names(rest), default=kind.defaults(rest), prog=f"{_PROG} {name}")
+        chosen = parse_options(kind, with_new_names(rest), f"{_PROG} {name}", default=kind.defaults(rest))
     else:
         # None is not shown: a union of one would be no choice, and the subcommand's name no part of the call.
         kinds: list[Any] = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in SUBCOMMANDS.items()]
         kinds.append(Annotated[None, tyro.conf.Suppress])
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
-        chosen = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description="Measurements, side by side.")
+        chosen = parse_options(union, with_new_names(arguments), _PROG, description="Measurements, side by side.")
     if isinstance(chosen, RecipeBenchmark) and hasattr(chosen, "corpus"):
         # Samples have decided some of the recipe, as for training.
         return replace(chosen, settings=fitted(chosen.settings, chosen.corpus))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tools.common.cli import run_main
 from tools.common.machine import Machine, commit
 from tools.doctor.collective_timing import product_rate
 from tools.doctor.facts import versions
@@ -28,7 +29,11 @@ _SECONDS = 2.0  # of products of each
 
 
 def main() -> int:
-    """1 where something could not be found out."""
+    """Exit status: as of `run_main`; 1 where something could not be found out."""
+    return run_main("tools.bench.gpu_facts", tell)
+
+
+def tell() -> int:
     failed = False
     for name, find in _facts().items():
         try:

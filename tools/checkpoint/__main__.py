@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import tyro
 
+from models.folder_kinds import instead
 from tensor3d import checkpoint
 from tensor3d.checkpoint import CheckpointIndex, StoredTensor
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
 from tools.common.machine import format_table
+from tools.common.parse import parse_options
 
 # --- What a checkpoint holds, for people and for programs -------------------------------------------------------------
 
@@ -36,7 +38,7 @@ def found(folder: Path, *, every: bool) -> list[Path]:
     there = checkpoint.complete(folder) or checkpoint.complete(folder / "checkpoints")
     if not there:
         raise ValueError(
-            f"{folder.absolute()} holds no checkpoint. Name a checkpoint (step-NNNNNNNN), a folder of "
+            f"{folder.absolute()} holds no checkpoint.{instead(folder)} Name a checkpoint (step-NNNNNNNN), a folder of "
             "checkpoints or a run."
         )
     return there if every else there[-1:]
@@ -170,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int
         if chosen in commands:
             # Alone, so that messages are about its own options.
-            status = tyro.cli(commands[chosen], args=rest, prog=f"{prog} {chosen}", config=config)
+            status = parse_options(commands[chosen], rest, f"{prog} {chosen}", config=config)
         else:
             status = app.cli(prog=prog, args=words, config=config)
         return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import logging
 import os
 import shlex
@@ -28,6 +27,7 @@ from tensor3d.distributed.process_group import is_launched, place
 from tools.common import log
 from tools.common.files import lock_folder
 from tools.common.option_names import with_options
+from tools.common.parse import parse_options
 
 _log = logging.getLogger(__name__)
 
@@ -140,10 +140,10 @@ def parse_command(name: str, commands: Mapping[str, type], words: Sequence[str],
     prog = f"python -m {name}"
     if chosen in commands:
         # Alone, so that messages are about its own options.
-        return tyro.cli(commands[chosen], args=rest, prog=f"{prog} {chosen}")
+        return parse_options(commands[chosen], rest, f"{prog} {chosen}")
     kinds = tuple(Annotated[kind, tyro.conf.subcommand(each)] for each, kind in commands.items())
     union: Any = Union[kinds]  # noqa: UP007 (its arms are a tuple)
-    return tyro.cli(union, args=words, prog=prog, description=f"{description} {log.HELP}")
+    return parse_options(union, words, prog, description=f"{description} {log.HELP}")
 
 
 def run_command(
@@ -206,7 +206,7 @@ def run_main(
 ) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
     (one message on standard error each), 130 after Ctrl-C. Where the reader of standard output has gone, as `head`
-    does, the command ends quietly with 0.
+    does, the command goes on to its end, quietly: it may have files to write.
 
     Args:
         name: of the command, such as "tools.gpt".
@@ -215,17 +215,16 @@ def run_main(
         options: the dataclass of the command line, by which messages say how a setting is typed.
     """
     mendable: tuple[type[Exception], ...] = (ValueError, FloatingPointError, OSError, *refused)
-    rank = 0
+    rank = status = 0
     with suppress(ValueError):  # which whoever connects the ranks will tell
         rank = own.rank if (own := place()) else 0
     log.open_streams()
     log.start_logging(verbose=verbose, rank=rank)
     try:
         with log.naming_stdout():
-            return action()
+            status = action()
     except log.StdoutError as problem:
-        gone = problem.errno == errno.EPIPE  # whoever read it has seen enough
-        return 0 if gone else _end(name, f"standard output cannot be written: {problem.strerror}.", 2)
+        return log.lost_stdout(problem, name, status)
     except mendable as problem:
         return _end(name, with_options(format_error(problem), options), 2)
     except PeerError as problem:
@@ -236,6 +235,7 @@ def run_main(
         # torchrun passes on the Ctrl-C that has reached this process already.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 130
+    return status
 
 
 def _end(name: str, told: str, status: int) -> int:

@@ -34,6 +34,7 @@ from tensor3d.files import (  # noqa: F401 - whoever works with files finds all 
     read_file,
     remove,
     sweep_drafts,
+    what_is_wrong,
 )
 
 if TYPE_CHECKING:

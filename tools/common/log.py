@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+_log = logging.getLogger(__name__)
 
 VERBOSE = "--verbose"
 HELP = f"{VERBOSE}, anywhere before a --, shows more, and begins each line of the log with time, rank and level."
@@ -79,19 +82,44 @@ class StdoutError(OSError):
 
 @contextmanager
 def naming_stdout() -> Iterator[None]:
-    """Inside the block, and at its end, a standard output that cannot be written raises StdoutError."""
-
-    def fail(problem: OSError) -> None:
-        raise StdoutError(problem.errno, problem.strerror) from None
-
-    stream = sys.stdout
-    sys.stdout = _Watched(stream, fail)  # what a text stream has, it has
+    """Inside the block a standard output that cannot be written ends nothing: files of results may be still to come,
+    and other ranks wait. At its end, also where a page of help has ended it, StdoutError is raised."""
+    stream, lost = sys.stdout, list[OSError]()
+    sys.stdout = _Watched(stream, lost.append)  # what a text stream has, it has
+    shown: SystemExit | None = None
     try:
-        yield
+        try:
+            yield
+        except SystemExit as end:
+            if end.code:
+                raise
+            shown = end
         sys.stdout.flush()
+        if lost:
+            raise StdoutError(lost[0].errno, lost[0].strerror) from None
+        if shown is not None:
+            raise shown
     finally:
         sys.stdout = stream
         _end(stream)
+
+
+def lost_stdout(problem: StdoutError, name: str, status: int = 0) -> int:
+    """How a command ends whose standard output cannot be written: quietly where its reader has gone, as `head` does;
+    else with a line on standard error.
+
+    Args:
+        name: of the command.
+        status: with which it would have ended.
+
+    Returns:
+        The exit status: `status`, or 2.
+    """
+    if problem.errno == errno.EPIPE:  # whoever read it has seen enough
+        return status
+    with suppress(OSError):
+        _log.error("%s: standard output cannot be written: %s.", name, problem.strerror)
+    return 2
 
 
 @contextmanager

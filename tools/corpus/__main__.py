@@ -13,10 +13,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import tyro
-
 from tools.common import log
 from tools.common.option_names import with_options
+from tools.common.parse import parse_options
 from tools.corpus.pipeline.step import LEFT_OUT, Manifest
 from tools.corpus.pipeline.workers import MpiTeam, Options
 
@@ -74,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.open_streams()
     log.start_logging(verbose=verbose)
     if not words or words[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if words else 2
+        status = _show(usage())
+        return status if words else 2
     name, *rest = words
     if name not in STEPS:
         _log.error("error: there is no step %r.\n\n%s", name, usage())
@@ -91,7 +90,7 @@ def run(name: str, arguments: Sequence[str], *, verbose: bool) -> int:
     """Runs a step with the arguments behind its name."""
     entry = STEPS[name]
     module = import_module(entry.module)
-    options = tyro.cli(getattr(module, entry.options), args=list(arguments), prog=f"{PROGRAM} {name}")
+    options = parse_options(getattr(module, entry.options), arguments, f"{PROGRAM} {name}")
     do: Callable[..., Any] = getattr(module, entry.function)
     if not isinstance(options, Options):
         return _told(lambda: do(options), _show, type(options))

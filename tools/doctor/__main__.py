@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
-import tyro
 
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed import group_teardown, job_store, process_group
@@ -41,6 +40,7 @@ from tensor3d.distributed.watchdog import Watchdog
 from tools.common.cli import run_main
 from tools.common.files import check_output
 from tools.common.log import take_verbose
+from tools.common.parse import parse_options
 from tools.common.signals import ending_on_sigterm
 from tools.doctor import network
 from tools.doctor.checks import SEEN, Checks
@@ -242,7 +242,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         # A bad call is the same on all ranks: told by the first.
         with contextlib.redirect_stderr(io.StringIO()) if own.rank else contextlib.nullcontext():
-            command: DoctorCommand = tyro.cli(DoctorCommand, args=list(arguments), prog=f"python -m {NAME}")
+            command: DoctorCommand = parse_options(DoctorCommand, arguments, f"python -m {NAME}")
         shape = command.shape(own)
     except ValueError:
         if own.rank == 0:

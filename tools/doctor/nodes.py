@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import tyro
 
 from tensor3d.distributed.job_store import KeyedStore, host_store
 from tensor3d.distributed.process_group import job_secret
 from tools.common.cli import run_main
 from tools.common.log import take_verbose
+from tools.common.parse import parse_options
 from tools.common.signals import ending_on_sigterm
 from tools.doctor.checks import judge_states, state_of
 from tools.doctor.facts import NodeFacts, versions
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(NodesCommand, args=list(arguments), prog=f"python -m {NAME}")
+    command = parse_options(NodesCommand, arguments, f"python -m {NAME}")
     host, port = command.check()
     try:
         with ending_on_sigterm():

@@ -12,6 +12,7 @@ import tyro
 
 from tools.common.cli import check_started, cube_of, recipe_among, refuse_empty, run_main
 from tools.common.log import lasting_streams, take_verbose
+from tools.common.parse import parse_options
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
 from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, settings_for, start_files
@@ -189,7 +190,7 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
     if name in COMMANDS:
         # Alone, so that messages are about its own options.
         kind = COMMANDS[name]
-        command = tyro.cli(kind, args=with_new_names(rest), default=kind.defaults(rest), prog=f"{_PROG} {name}")
+        command = parse_options(kind, with_new_names(rest), f"{_PROG} {name}", default=kind.defaults(rest))
     else:
         kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
         union: Any = Union[tuple(kinds)]  # noqa: UP007 (its arms are known when it runs)
@@ -197,7 +198,7 @@ def parse(arguments: Sequence[str]) -> FinetuneCommand:
             "Fine-tuning: a pre-trained BERT, or a small new one, learns classes, numbers, answers, tags, vectors, or "
             "the order of passages."
         )
-        command = tyro.cli(union, args=with_new_names(arguments), prog=_PROG, description=description)
+        command = parse_options(union, with_new_names(arguments), _PROG, description=description)
     if command.recipe != recipe_among(arguments):
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
     return command

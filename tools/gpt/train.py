@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.folder_kinds import check_no_model, instead, is_gpt_run
 from models.gpt import PRESETS, Gpt, GptConfig, count_targets, lay, pack_texts
 from models.gpt.causal_batch import Text
 from tensor3d import Cube, CubeShape, checkpoint
@@ -25,7 +26,7 @@ from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
-from tensor3d.files import check_folder, read_file, remove
+from tensor3d.files import check_folder, read_file, remove, what_is_wrong
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
@@ -93,6 +94,7 @@ def check_new(folder: Path, *, taken: bool) -> None:
     check_folder(folder)
     if os.path.lexists(folder / _RUN) and (taken or check_unlocked(folder)) and not _is_broken_off(folder):
         raise ValueError(f"{folder} holds a run already. Choose another --output, or remove it.")
+    check_no_model(folder)
 
 
 def _is_broken_off(folder: Path) -> bool:
@@ -121,12 +123,18 @@ def read_config(folder: Path) -> GptConfig:
         values = parsed_json(read_file(folder / _RUN))
         return GptConfig(**values[_CONFIG])
     except (FileNotFoundError, NotADirectoryError):
+        kind = instead(folder)
+        remedy = f"{kind} Name the --output of a training" if kind else " Train one first"
         raise ValueError(
-            f"{folder.absolute()} holds no run: it has no {_RUN}. Train one first: "
-            f"python -m tools.gpt train --output {folder}"
+            f"{folder.absolute()} is no run of tools.gpt: it has no {_RUN}.{remedy}: python -m tools.gpt train "
+            f"--output {'DIR' if kind else folder}"
         ) from None
     except (ValueError, TypeError, KeyError) as problem:
-        raise ValueError(f"{folder / _RUN} is not what training writes: {problem!r}. Train the model again.") from None
+        if not is_gpt_run(folder) and (kind := instead(folder)):
+            raise ValueError(f"{folder.absolute()} is no run of tools.gpt.{kind}") from None
+        raise ValueError(
+            f"{folder / _RUN} is not what tools.gpt train writes: {what_is_wrong(problem)}. Train the model again."
+        ) from None
 
 
 def newest_weights(folder: Path) -> Path:

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of, read_cluster
@@ -27,6 +25,7 @@ from tools.common.cli import run_main
 from tools.common.files import check_output, write_file
 from tools.common.log import progress, take_verbose
 from tools.common.machine import format_table, write_json
+from tools.common.parse import parse_options
 from tools.common.quantities import BYTES as MEMORY
 from tools.common.quantities import BYTES_A_SECOND, FLOPS, SECONDS, Quantity
 from tools.plan import tables
@@ -349,7 +348,7 @@ def _resized(cluster: Cluster, ranks: int) -> Cluster:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 where no box holds the model; 2 for a bad call."""
     words, verbose = take_verbose(arguments)
-    command = tyro.cli(PlanCommand, args=words, prog="python -m tools.plan")
+    command = parse_options(PlanCommand, words, "python -m tools.plan")
     return run_main("tools.plan", lambda: run(command), verbose=verbose, options=PlanCommand)
 
 

@@ -15,6 +15,7 @@ import tyro
 from tools.common.cli import run_main
 from tools.common.files import LOCK, SILENCE, check_output, write_file
 from tools.common.log import take_verbose
+from tools.common.parse import parse_options
 from tools.common.plotting import COLOURS
 from tools.common.units import in_bytes
 from tools.report.file_sections import file_sections, scaling_section, seeds_section
@@ -43,7 +44,7 @@ class Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 2 for a bad call or a folder that is no run (one message on standard error)."""
     words, verbose = take_verbose(arguments)
-    command = tyro.cli(Command, args=words, prog="python -m tools.report")
+    command = parse_options(Command, words, "python -m tools.report")
     return run_main("tools.report", lambda: run(command), verbose=verbose, options=Command)
 
 

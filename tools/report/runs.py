@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from models.folder_kinds import instead
 from tensor3d import CubeShape
-from tensor3d.files import read_file
+from tensor3d.files import read_file, what_is_wrong
 from tools.common.files import LOCK, parsed_json
 from tools.training.metrics import JOURNAL, read_journal
 
@@ -99,7 +100,7 @@ def read_runs(folder: Path) -> list[Run]:
         return [_seed(each, f"{folder.resolve().name}/{each.name}") for each in sorted(seeds, key=_by_number)]
     if (folder.resolve().parent / SETTINGS).is_file():
         return [_seed(folder.resolve(), folder.resolve().name)]
-    raise ValueError(f"{folder.absolute()} is no run: it has neither {FACTS} nor {SETTINGS}. {REMEDY}")
+    raise ValueError(f"{folder.absolute()} is no run: it has neither {FACTS} nor {SETTINGS}.{instead(folder)} {REMEDY}")
 
 
 def named_apart(runs: Sequence[Run]) -> list[str]:
@@ -155,9 +156,7 @@ def _described(folder: Path) -> Run:
             **_journal(folder),
         )
     except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(
-            f"{folder / FACTS} does not describe a run ({type(problem).__name__}: {problem}). {REMEDY}"
-        ) from None
+        raise ValueError(f"{folder / FACTS} does not describe a run ({what_is_wrong(problem)}). {REMEDY}") from None
 
 
 def _seed(folder: Path, name: str) -> Run:

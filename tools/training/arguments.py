@@ -14,6 +14,7 @@ from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
 from tensor3d.distributed.cube_shape import AxisName
 from tools.common.cli import recipe_among, refuse_empty
+from tools.common.parse import parse_options
 from tools.corpus.training_corpus import is_samples, read_samples_info
 from tools.training.config import DataConfig, TrainConfig, read_config, with_new_names
 from tools.training.profiling import ProfileSchedule
@@ -74,7 +75,7 @@ def parse(arguments: Sequence[str]) -> Command:
     # Without a recipe tyro says what is missing, or prints the help.
     settings = TrainConfig() if path is None else read_config(path)
     default = Command(recipe=tyro.MISSING, settings=settings)
-    command = tyro.cli(Command, args=with_new_names(arguments), default=default, prog="python -m tools.pretrain")
+    command = parse_options(Command, with_new_names(arguments), "python -m tools.pretrain", default=default)
     if command.recipe != path:
         raise ValueError(f"a recipe is a file *.toml; shipped ones lie in launch/recipes. Got {command.recipe}.")
     return dataclasses.replace(command, settings=fitted(command.settings, command.corpus))

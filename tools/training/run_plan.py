@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import torch
 
 from models.bert.cost_model.memory import Device
+from models.folder_kinds import PROGRESS, check_no_model, instead, is_gpt_run
 from tensor3d import CubeShape, checkpoint
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
@@ -112,7 +113,15 @@ class RunPlan:
                     "--output and --resume exclude each other: a resumed run goes on in its folder. Drop one."
                 )
             (folder,) = self.resume_candidates()
-            checkpoint.read_progress(folder)
+            if not (folder / PROGRESS).exists():
+                raise ValueError(
+                    f"{folder} is not a checkpoint: it has no {PROGRESS}.{instead(folder)} Name a run of "
+                    "tools.pretrain, or one of its checkpoints."
+                )
+            if "recipe" not in checkpoint.read_progress(folder):
+                raise ValueError(
+                    f"{folder} is no checkpoint of tools.pretrain, which alone can be resumed here.{instead(folder)}"
+                )
             checkpoint.check_writable(folder.parent)
             return
         folder = output or Path("runs")
@@ -164,10 +173,10 @@ class RunPlan:
     def _check_new(self, folder: Path, *, taken: bool) -> None:
         """Args: taken: whether the folder is this process's. Where it may be another one's, that is to be said."""
         if self.resume is None and _holds_run(folder) and (taken or check_unlocked(folder)):
-            raise FolderInUseError(
-                f"{folder} holds a run already. Choose another --output, or go on there: --resume auto --output "
-                f"{folder}."
-            )
+            go_on = "." if is_gpt_run(folder) else f", or go on there: --resume auto --output {folder}."
+            raise FolderInUseError(f"{folder} holds a run already. Choose another --output{go_on}")
+        if self.resume is None:
+            check_no_model(folder)
 
 
 def _holds_run(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from models.bert.huggingface.param_names import (
 )
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
+from models.folder_kinds import instead, is_gpt_run, run_of
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.checkpoint.state import MODEL
@@ -140,6 +141,8 @@ def open_weights(folder: Path | str) -> WeightSource:
     root = model_folder_of(folder)
     if (folder / PROGRESS).exists():
         if root == folder:
+            if is_gpt_run(run_of(folder)):
+                raise ValueError(f"{folder} is no checkpoint of a BERT.{instead(folder)}")
             raise ValueError(
                 f"{folder} is a checkpoint, and the folder above it has no {MODEL_JSON} that says what model it is of. "
                 "Runs write it since models can be taken from them; keep a checkpoint in the folder of its run."
@@ -153,7 +156,7 @@ def open_weights(folder: Path | str) -> WeightSource:
         raise ValueError(f"{folder} is no model, but holds some: {', '.join(inside)}. Name one: {folder / inside[0]}.")
     raise ValueError(
         f"{folder} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor {CONFIG} "
-        "(a Hugging Face model)."
+        f"(a Hugging Face model).{instead(folder)}"
     )
 
 
@@ -171,7 +174,7 @@ def read_model_config(folder: Path | str) -> BertConfig:
         return config_from(read_object(root / CONFIG), root / CONFIG)
     raise ValueError(
         f"{root.absolute()} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor "
-        f"{CONFIG} (a Hugging Face model)."
+        f"{CONFIG} (a Hugging Face model).{instead(root)}"
     )
 
 

@@ -152,6 +152,20 @@ MUTATIONS = (
         tests=("tests/distributed/test_comm_stats.py",),
     ),
     Mutation(
+        "ledger-lent-memory-is-taken-for-ones-own",
+        "tensor3d/distributed/grad_reducer.py",
+        old="lent_by_fully_shard([entry.parameter for entry in arrived])",
+        new="lent_by_fully_shard([])",
+        tests=("tests/distributed/test_wrappers.py::test_they_are_refused_on_every_rank_with_what_to_do_instead",),
+    ),
+    Mutation(
+        "compiled-models-lose-gradients",
+        "tensor3d/ops/autograd_function.py",
+        old="if within_compiled() and torch.is_grad_enabled()",
+        new="if within_compiled() and not torch.is_grad_enabled()",
+        tests=("tests/distributed/test_wrappers.py::test_layers_stay_out_of_compiled_code",),
+    ),
+    Mutation(
         "ledger-grad-replaced",
         "tensor3d/distributed/grad_arrival.py",
         old="torch._foreach_add_(sums, ",

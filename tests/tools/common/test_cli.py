@@ -16,6 +16,7 @@ from tensor3d import Cube, CubeShape
 from tools.common import cli
 from tools.common.cli import cube_of, refuse_empty
 from tools.common.option_names import with_options
+from tools.common.parse import parse_options
 
 ROOT = Path(__file__).parents[3]
 
@@ -130,6 +131,38 @@ def test_an_empty_folder_is_not_the_current_one(
     assert importlib.import_module(module).main(arguments) == 2
     assert "must name a file or a folder. Got ''" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["launch"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tools.pretrain", "launch/recipes/quickstart.toml", "--output=~/run"),
+        ("tools.pretrain", "launch/recipes/quickstart.toml", "--data.source=~/text.txt", "--prepare-only"),
+        ("tools.plan.__main__", "--output=~/plan.json"),
+        ("tools.plot", "~/run"),
+    ],
+)
+def test_a_tilde_that_the_shell_left_is_no_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder named ~ would be made, and whoever removes it by its name removes another one."""
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    monkeypatch.chdir(tmp_path)
+    module, *arguments = words
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(importlib.import_module(module).main(arguments))
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is no home folder" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["launch"]
+
+
+def test_texts_may_begin_with_a_tilde() -> None:
+    from tools.gpt.generate import GenerateCommand
+
+    assert (
+        parse_options(GenerateCommand, ["run", "--prompt", "~/ is home"], "python -m tools.gpt").prompt == "~/ is home"
+    )
 
 
 def test_an_option_with_something_behind_it_is_none_of_these() -> None:

@@ -9,6 +9,9 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from tqdm import tqdm
 from tools.common import log
 from tools.common.cli import run_main
 from tools.common.log import INTERVAL, Lines, lasting_streams, progress, start_logging, take_verbose
+from tools.common.parse import parse_options
 
 
 def test_verbose_stands_anywhere_before_the_end_of_the_options() -> None:
@@ -180,17 +184,68 @@ def test_a_training_outlives_its_streams_and_tells_the_other_one_once(
 def test_nobody_reads_a_result_any_more_or_it_cannot_be_written(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def result(size: int) -> int:
-        print("x" * size)  # of a small one the buffer takes all
-        return 0
+    done: list[int] = []
 
-    for size in (10, 100_000):
+    def result(size: int) -> int:
+        print("x" * size, flush=True)  # of a small one the buffer takes all, but for the flush
+        done.append(size)  # such as a file that is written behind it
+        return status
+
+    for status, size in ((0, 10), (0, 100_000), (1, 10)):
         with open_failing(kind) as stream:
             monkeypatch.setattr(sys, "stdout", stream)
-            status = run_main("tools.this", lambda size=size: result(size))
+            ended = run_main("tools.this", partial(result, size))
         monkeypatch.undo()
         told = "" if kind == "a closed pipe" else f"tools.this: standard output cannot be written: {KINDS[kind]}.\n"
-        assert (status, capsys.readouterr().err) == (0 if kind == "a closed pipe" else 2, told)
+        assert (ended, capsys.readouterr().err) == (status if kind == "a closed pipe" else 2, told)
+    assert done == [10, 100_000, 10]
+
+
+@dataclass(frozen=True)
+class Options:
+    k: int = 1
+    """How many."""
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "closed"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_nobody_reads_a_page_of_help(
+    kind: str, inside: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the options are read before `run_main` or in it."""
+
+    def read() -> int:
+        parse_options(Options, ["--help"], "python -m tools.this")
+        return 0
+
+    with nullcontext() if kind == "closed" else open_failing(kind) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        try:
+            status = run_main("tools.this", read) if inside else read()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        if stream is None:
+            sys.stdout.close()  # the /dev/null in its place
+    monkeypatch.undo()
+    told = f"tools.this: standard output cannot be written: {KINDS[kind]}.\n" if kind == "a full disk" else ""
+    assert (status, capsys.readouterr().err) == (2 if told else 0, told)
+
+
+def test_all_tools_read_their_options_in_one_way() -> None:
+    """Else a page of help that nobody reads is a traceback."""
+    tools = Path(log.__file__).parents[1]
+    files = {file.relative_to(tools).as_posix(): file.read_text(encoding="utf-8") for file in tools.rglob("*.py")}
+    assert [name for name, text in files.items() if re.search(r"tyro\.cli\(", text)] == ["common/parse.py"]
+    # What has no run_main has it around its parser, or a line of its own for what it prints.
+    commands = [name for name in files if name.endswith("__main__.py") or 'if __name__ == "__main__":' in files[name]]
+    plain = {name for name in commands if not re.search(r"\brun_(main|command)\(", files[name])}
+    assert plain == {"corpus/__main__.py", "training/config_docs.py"}
+
+
+def test_a_real_pipe_ends_a_command_quietly() -> None:
+    script = '"$1" -m tools.corpus --help | true; echo "${PIPESTATUS[0]}"'
+    done = subprocess.run(["bash", "-c", script, "-", sys.executable], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_an_error_that_cannot_be_told_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:

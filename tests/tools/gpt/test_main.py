@@ -182,7 +182,7 @@ def test_generation_that_cannot_be_is_refused(run: Path, tmp_path: Path, capsys:
     (tmp_path / "run.json").write_text((run / "run.json").read_text())
     assert "has no checkpoint" in refusal(["generate", str(tmp_path), "--prompt", "A"], capsys)
     (tmp_path / "run.json").write_text('{"model": {"layers": 2}}')
-    assert "is not what training writes" in refusal(["generate", str(tmp_path), "--prompt", "A"], capsys)
+    assert "is not what tools.gpt train writes" in refusal(["generate", str(tmp_path), "--prompt", "A"], capsys)
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------

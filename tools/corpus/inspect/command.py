@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.common.files import parsed_json, read_file
+from tools.common.files import parsed_json, read_file, what_is_wrong
 from tools.common.plotting import check_picture
 from tools.corpus.inspect.histogram import draw_histograms
 from tools.corpus.inspect.report import InspectOptions, Report
@@ -50,7 +50,8 @@ def examine(options: InspectOptions) -> Report:
         if isinstance(error, ValueError) and str(options.folder) in str(error):
             raise
         raise ValueError(
-            f"{options.folder} is damaged: what {STEP} says does not fit its files ({error!r}). Run {step} again."
+            f"{options.folder} is damaged: what {STEP} says does not fit its files ({what_is_wrong(error)}). Run "
+            f"{step} again."
         ) from error
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tensor3d.data.indexed_dataset import IndexedDataset
 from tensor3d.data.sources import PairSampler
 from tensor3d.packing import lpfhp
-from tools.common.files import parsed_json, read_file
+from tools.common.files import parsed_json, read_file, what_is_wrong
 from tools.common.log import progress
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
@@ -308,7 +308,9 @@ def _parse(line: bytes, path: Path, number: int) -> Document:
         values = parsed_json(line)
         document = Document(id=values["id"], title=values["title"], text=values["text"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}, line {number} is no document: {error!r}. Run `extract` again.") from error
+        raise ValueError(
+            f"{path}, line {number} is no document: {what_is_wrong(error)}. Run `extract` again."
+        ) from error
     if not all(isinstance(value, str) for value in (document.id, document.title, document.text)):
         raise ValueError(f"{path}, line {number} is no document: id, title and text must be strings.")
     return document

@@ -18,7 +18,7 @@ from tensor3d.data.epochs import PackingRules
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.stored_samples import LABELS, MASKS, StoredShard, read_array
 from tensor3d.packing import Limits, PackingPlan, fingerprint_of, load_plan
-from tools.common.files import parsed_json, read_file
+from tools.common.files import parsed_json, read_file, what_is_wrong
 from tools.corpus.pipeline.step import STEP, VERSION
 from tools.corpus.samples.draw import CONTINUATIONS
 from tools.corpus.samples.options import HISTOGRAM, PLAN
@@ -97,7 +97,7 @@ class Samples:
                 raise ValueError("counts must be a list of numbers of at least 0")
             return found
         except (FileNotFoundError, ValueError, TypeError, KeyError, OverflowError) as error:
-            raise ValueError(f"{path} is missing or damaged: {error!r}. {_COPY}") from error
+            raise ValueError(f"{path} is missing or damaged: {what_is_wrong(error)}. {_COPY}") from error
 
     def plan(self) -> PackingPlan:
         """The plan of all training sequences, for `PretrainingData` with the method `packing`. ValueError for a file
@@ -129,7 +129,7 @@ def open_samples(folder: Path) -> Samples:
     except (TypeError, KeyError, IndexError, AttributeError, ValueError, FileNotFoundError) as error:  # of no step
         if isinstance(error, ValueError) and str(folder) in str(error):
             raise
-        raise ValueError(f"{folder / STEP} is damaged: {error!r}. {_COPY}") from error
+        raise ValueError(f"{folder / STEP} is damaged: {what_is_wrong(error)}. {_COPY}") from error
 
 
 def _opened(folder: Path, values: dict[str, Any], fingerprint: str) -> Samples:
@@ -181,7 +181,7 @@ def read_step(folder: Path) -> tuple[dict[str, Any], str]:
             f"{folder.absolute()} holds no samples: there is no {STEP}. Run `python -m tools.corpus samples` first."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}. {_COPY}") from error
+        raise ValueError(f"{path} is damaged: {what_is_wrong(error)}. {_COPY}") from error
     if step != "samples":
         raise ValueError(f"{folder} is an output of the step {step!r}. Run `python -m tools.corpus samples` on it.")
     if version != VERSION:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.common.files import parsed_json, read_file, write_file
+from tools.common.files import parsed_json, read_file, what_is_wrong, write_file
 from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, TextLayout, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -95,19 +95,19 @@ def case_of(settings: dict[str, Any]) -> dict[str, bool]:
 
 def read_settings(folder: Path) -> tuple[Kind, dict[str, Any]]:
     """The make of the folder's tokenizer, and all that its settings say."""
-    path = folder / SETTINGS
+    path, inside = folder / SETTINGS, folder.absolute() / "tokenizer"
     try:
         settings = parsed_json(read_file(path))
         kind: Kind = settings["kind"]
         if kind not in FILES or not isinstance(settings["fingerprint"], str):
-            raise KeyError(kind)
+            raise ValueError(f"its kind must be one of {', '.join(FILES)}, beside a fingerprint; got {kind!r}")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
-            f"{folder.absolute()} holds no tokenizer: there is no {SETTINGS}. Make one: "
-            "python -m tools.corpus tokenizer."
+            f"{folder.absolute()} holds no tokenizer: there is no {SETTINGS}. "
+            + (f"Name {inside}." if (inside / SETTINGS).exists() else "Make one: python -m tools.corpus tokenizer.")
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is damaged: {error!r}. Make the folder again: python -m tools.corpus tokenizer."
+            f"{path} is damaged: {what_is_wrong(error)}. Make the folder again: python -m tools.corpus tokenizer."
         ) from error
     return kind, settings

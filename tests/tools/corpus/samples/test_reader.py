@@ -232,7 +232,7 @@ def test_what_is_no_folder_of_samples_is_named(ids: Path, folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("part", "name", "words"),
     [
-        ("version", None, "is damaged: KeyError"),
+        ("version", None, "is damaged: it has no 'version'"),
         ("settings", None, "is damaged: it lacks settings"),
         ("counts", None, "is damaged: it lacks counts"),
         ("settings", "single_texts", "is damaged: it lacks single_texts"),

@@ -1,0 +1,67 @@
+"""A command line is read. It imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from tools.common import log
+
+_log = logging.getLogger(__name__)
+
+
+def parse_options(kind: Any, words: Sequence[str], prog: str, **how: Any) -> Any:
+    """What `tyro.cli` reads from a command line. All commands read theirs by it, so that a page of help ends as a
+    result does where standard output is closed or full, or has lost its reader.
+
+    Args:
+        kind: a dataclass, or a union of some.
+        words: the command line, less the program.
+        prog: what is typed before `words`, as help shows it.
+        how: `default`, `description` and `config`, as tyro has them.
+
+    Raises:
+        SystemExit: the command line asks for help, or is none, which is told.
+    """
+    name = prog.removeprefix("python -m ")
+    log.open_streams()
+    try:
+        with log.naming_stdout():
+            options = tyro.cli(kind, args=list(words), prog=prog, **how)
+    except log.StdoutError as problem:
+        log.start_logging()
+        raise SystemExit(log.lost_stdout(problem, name)) from None
+    if (path := next(_homeless(options), None)) is not None:
+        log.start_logging()
+        with suppress(OSError):
+            _log.error(
+                "%s: the ~ of %s is no home folder: a shell puts that in its place at the beginning of a word alone, "
+                "and not in quotes. Write --option ~/PATH in place of --option=~/PATH, or the whole path.",
+                name,
+                path,
+            )
+        raise SystemExit(2)
+    return options
+
+
+def _homeless(options: Any, *, inside: bool = False) -> Iterator[str]:
+    """Paths that begin with a ~, which would be a folder of that name. In sections, as of a recipe, texts are paths or
+    words; beside them they may be anything."""
+    if dataclasses.is_dataclass(options):
+        for field in dataclasses.fields(options):
+            yield from _homeless(getattr(options, field.name), inside=inside or _is_section(options, field.name))
+    elif isinstance(options, tuple | list):
+        for each in options:
+            yield from _homeless(each, inside=inside)
+    elif isinstance(options, (Path, str) if inside else Path) and f"{options}/".startswith("~/"):
+        yield str(options)
+
+
+def _is_section(options: Any, name: str) -> bool:
+    return dataclasses.is_dataclass(getattr(options, name))
