@@ -106,13 +106,27 @@ def test_a_folder_of_another_kind_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["tools.pretrain launch/recipes/quickstart.toml", "tools.gpt.__main__ train"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tools.pretrain launch/recipes/quickstart.toml",
+        "tools.pretrain launch/recipes/quickstart.toml --resume auto",
+        "tools.gpt.__main__ train",
+    ],
+)
 @pytest.mark.parametrize("name", ["finetuned", "finetuned/seed-0"])
 def test_a_model_is_not_written_over(command: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, *words = command.split()
     assert import_module(module).main([*words, "--output", str(folder / name)]) == 2
     assert "and what lies beside it would be overwritten. It is a" in capsys.readouterr().err
     check_no_model(folder / "bert")  # which is refused as a run
+
+
+def test_nor_is_another_run_gone_on_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where its checkpoint has done as many steps, the run would be told to be at its end."""
+    words = "launch/recipes/quickstart.toml --resume auto --run.steps 2 --output".split()
+    assert import_module("tools.pretrain").main([*words, str(folder / "gpt")]) == 2
+    assert "is no checkpoint of tools.pretrain, which alone can be resumed here. It is a" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_an_entry_is_said_in_words() -> None:

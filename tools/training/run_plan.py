@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -118,10 +118,7 @@ class RunPlan:
                     f"{folder} is not a checkpoint: it has no {PROGRESS}.{instead(folder)} Name a run of "
                     "tools.pretrain, or one of its checkpoints."
                 )
-            if "recipe" not in checkpoint.read_progress(folder):
-                raise ValueError(
-                    f"{folder} is no checkpoint of tools.pretrain, which alone can be resumed here.{instead(folder)}"
-                )
+            _check_own(folder)
             checkpoint.check_writable(folder.parent)
             return
         folder = output or Path("runs")
@@ -175,8 +172,20 @@ class RunPlan:
         if self.resume is None and _holds_run(folder) and (taken or check_unlocked(folder)):
             go_on = "." if is_gpt_run(folder) else f", or go on there: --resume auto --output {folder}."
             raise FolderInUseError(f"{folder} holds a run already. Choose another --output{go_on}")
-        if self.resume is None:
+        candidates = self.resume_candidates()
+        if not candidates:
             check_no_model(folder)
+        elif self.resume == AUTO:
+            with suppress(checkpoint.DamagedError):  # one before it may do
+                _check_own(candidates[0])
+
+
+def _check_own(found: Path) -> None:
+    """Raises ValueError for a checkpoint of something else than pre-training."""
+    if "recipe" not in checkpoint.read_progress(found):
+        raise ValueError(
+            f"{found} is no checkpoint of tools.pretrain, which alone can be resumed here.{instead(found)}"
+        )
 
 
 def _holds_run(folder: Path) -> bool:
