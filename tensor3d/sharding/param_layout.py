@@ -311,7 +311,7 @@ def _shift(part: slice, origin: int) -> slice:
 
 
 def _finish(block: Tensor, shape: tuple[int, ...], layout: Layout, cube: Cube) -> nn.Parameter:
-    if block.is_meta:
+    if block.is_meta and cube.device.type != "meta":
         raise ValueError(
             f"a parameter of shape {tuple(shape)} is made on the meta device, where it has no values. Make layers "
             'outside torch.device("meta"): each rank holds its blocks alone, on cube.device, and inside `with '

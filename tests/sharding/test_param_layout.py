@@ -204,3 +204,4 @@ def test_layers_are_not_made_on_the_meta_device(blank: bool) -> None:
         for make in (lambda: normal((4, 8), matrix("z"), cube, 1.0), lambda: constant((4,), vector("z"), cube, 0.0)):
             with pytest.raises(ValueError, match=r"is made on the meta device.*skip_init"):
                 make()
+        assert constant((4,), vector("z"), Cube.single("meta"), 0.0).is_meta  # which its cube is for
