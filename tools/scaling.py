@@ -27,6 +27,7 @@ from tools.bench.scaling import Point, base_of, compared
 from tools.common.cli import run_main
 from tools.common.files import make_folder, write_file
 from tools.common.machine import format_table
+from tools.common.parse import check_home
 from tools.common.plotting import check_drawing, save
 
 KINDS = ("strong", "weak")
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def act() -> int:
         asked, rest = parser.parse_known_args(arguments)
+        check_home([asked.output, asked.collect])
         return collect(asked.collect) if asked.collect else run(asked, rest)
 
     return run_main("tools.scaling", act)

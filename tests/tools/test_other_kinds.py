@@ -124,7 +124,7 @@ def test_a_model_is_not_written_over(command: str, name: str, folder: Path, caps
 
 def test_nor_is_another_run_gone_on_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where its checkpoint has done as many steps, the run would be told to be at its end."""
-    words = "launch/recipes/quickstart.toml --resume auto --run.steps 2 --output".split()
+    words = ["launch/recipes/quickstart.toml", "--resume", "auto", "--run.steps", "2", "--output"]
     assert import_module("tools.pretrain").main([*words, str(folder / "gpt")]) == 2
     assert "is no checkpoint of tools.pretrain, which alone can be resumed here. It is a" in capsys.readouterr().err
 

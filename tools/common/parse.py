@@ -37,17 +37,28 @@ def parse_options(kind: Any, words: Sequence[str], prog: str, **how: Any) -> Any
     except log.StdoutError as problem:
         log.start_logging()
         raise SystemExit(log.lost_stdout(problem, name)) from None
-    if (path := next(_homeless(options), None)) is not None:
+    try:
+        check_home(options)
+    except ValueError as problem:
         log.start_logging()
         with suppress(OSError):
-            _log.error(
-                "%s: the ~ of %s is no home folder: a shell puts that in its place at the beginning of a word alone, "
-                "and not in quotes. Write --option ~/PATH in place of --option=~/PATH, or the whole path.",
-                name,
-                path,
-            )
-        raise SystemExit(2)
+            _log.error("%s: %s", name, problem)
+        raise SystemExit(2) from None
     return options
+
+
+def check_home(options: Any) -> None:
+    """Raises ValueError for a path that begins with a ~, for a folder of that name would be made.
+
+    Args:
+        options: a dataclass of a command line, or paths.
+    """
+    if (path := next(_homeless(options), None)) is not None:
+        raise ValueError(
+            f"the ~ of {path} is no home folder: a shell puts that in its place at the beginning of a word alone, and "
+            "not in quotes, and nobody does in a recipe. Write --option ~/PATH in place of --option=~/PATH, or the "
+            "whole path."
+        )
 
 
 def _homeless(options: Any, *, inside: bool = False) -> Iterator[str]:

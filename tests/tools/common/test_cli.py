@@ -140,6 +140,8 @@ def test_an_empty_folder_is_not_the_current_one(
         ("tools.pretrain", "launch/recipes/quickstart.toml", "--data.source=~/text.txt", "--prepare-only"),
         ("tools.plan.__main__", "--output=~/plan.json"),
         ("tools.plot", "~/run"),
+        ("tools.scaling", "launch/recipes/quickstart.toml", "--output=~/run"),
+        ("tools.scaling", "--collect=~/run"),
     ],
 )
 def test_a_tilde_that_the_shell_left_is_no_folder(
