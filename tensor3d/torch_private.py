@@ -107,9 +107,9 @@ def lent_by_fully_shard(parameters: Sequence[Tensor]) -> Tensor | None:
         return None
     by_id = {id(parameter): parameter for parameter in parameters}
     for state in [reference() for reference in list(wrapped.values())]:
-        one = getattr(state, "_fsdp_param_group", None)  # until torch 2.12
-        for group in getattr(state, "_fsdp_param_groups", [] if one is None else [one]):
-            for each in group.fsdp_params:
+        groups = getattr(state, "_fsdp_param_groups", None)  # where there are several, the one of torch 2.11 raises
+        for group in [getattr(state, "_fsdp_param_group", None)] if groups is None else groups:
+            for each in [] if group is None else group.fsdp_params:
                 if (found := by_id.get(id(getattr(each, "_unsharded_param", None)))) is not None:
                     return found
     return None

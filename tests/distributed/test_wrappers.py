@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +57,26 @@ def test_they_are_refused_on_every_rank_with_what_to_do_instead() -> None:
             mine = [text for which, text in told.items() if which.startswith(name)]
             assert len(mine) == (2 if name == "ddp" else 3)
             assert all(remedy in text for text in mine)
+
+
+@dataclass
+class _State:
+    """Of a module whose parameters `fully_shard` has put into groups of several meshes."""
+
+    _fsdp_param_groups: list[Any]
+
+    @property
+    def _fsdp_param_group(self) -> None:
+        raise AssertionError("Expected at most 1 param group")
+
+
+def test_a_module_of_several_groups_may_be_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    state = _State([SimpleNamespace(fsdp_params=[SimpleNamespace(_unsharded_param=each)]) for each in (other, own)])
+    states = {nn.Identity(): weakref.ref(state)}
+    monkeypatch.setattr("torch.distributed._composable_state._module_state_mapping", states)
+    assert torch_private.lent_by_fully_shard([nn.Parameter(torch.ones(2)), own]) is own
+    assert torch_private.lent_by_fully_shard([nn.Parameter(torch.ones(2))]) is None
 
 
 def _with_frozen_layers() -> float:
