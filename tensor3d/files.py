@@ -135,7 +135,7 @@ def read_file(path: Path) -> bytes:
 
 
 def what_is_wrong(problem: Exception) -> str:
-    """With the content of a file, which was taken to be another: for a message that names the file.
+    """With the content of a file, which was taken to be another: for a message that names the file, and goes on.
 
     Args:
         problem: what reading its entries has raised. KeyError alone would say a name, and not that it is missing.
@@ -146,7 +146,7 @@ def what_is_wrong(problem: Exception) -> str:
         return f"an entry is of another kind than it should be ({problem})"
     if isinstance(problem, json.JSONDecodeError):
         return f"it is no JSON: {problem}"
-    return str(problem)
+    return str(problem).rstrip(".")
 
 
 def _check_regular(found: os.stat_result, path: Path) -> None:

@@ -17,7 +17,7 @@ import tyro
 from numpy.typing import NDArray
 
 from models.bert import PRESETS
-from models.folder_kinds import instead
+from models.folder_kinds import instead, is_gpt_run
 from tensor3d import CubeShape
 from tools.common.cli import run_main
 from tools.common.files import check_output, parsed_json, read_file, what_is_wrong
@@ -122,9 +122,8 @@ def read_facts(folder: Path) -> RunFacts:
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder.absolute()} is no run: it has no run.json.{instead(folder)} {remedy}") from None
     except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(
-            f"{path} does not describe a run ({what_is_wrong(problem)}).{instead(folder)} {remedy}"
-        ) from None
+        kind = instead(folder) if is_gpt_run(folder) else ""  # not that it is what it should be
+        raise ValueError(f"{path} does not describe a run ({what_is_wrong(problem)}).{kind} {remedy}") from None
 
 
 def _from_journal(path: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Points]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from models.folder_kinds import check_no_model, instead
+from tensor3d import CubeShape
 from tensor3d.checkpoint.directory import VERSION
 from tensor3d.files import what_is_wrong
 
@@ -135,7 +136,15 @@ def test_what_is_wrong_with_an_entry_is_said_in_words() -> None:
         (lambda: json.loads("{"), "it is no JSON: Expecting property name"),
         (lambda: len(json.loads("1")), "an entry is of another kind than it should be (object of type 'int'"),
         (lambda: int("a"), "invalid literal for int() with base 10: 'a'"),
+        (lambda: CubeShape.parse("a"), "a cube is written XxYxZ with whole numbers of at least 1, like 2x2x2. Got 'a'"),
     ):
         with pytest.raises((KeyError, TypeError, ValueError)) as found:
             read()
         assert what_is_wrong(found.value).startswith(wanted)
+        assert not what_is_wrong(found.value).endswith(".")
+
+
+def test_a_damaged_run_is_not_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text('{"recipe": {}, "cube": "a", "data_parallel": 1}')
+    assert import_module("tools.plot").main([str(tmp_path)]) == 2
+    assert "like 2x2x2. Got 'a'). Name a run" in capsys.readouterr().err
