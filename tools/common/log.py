@@ -83,9 +83,14 @@ class StdoutError(OSError):
 @contextmanager
 def naming_stdout() -> Iterator[None]:
     """Inside the block a standard output that cannot be written ends nothing: files of results may be still to come,
-    and other ranks wait. At its end, also where a page of help has ended it, StdoutError is raised."""
+    and other ranks wait. At its end, also where a page of help has ended it, StdoutError is raised; and at once where
+    bytes are written to its `buffer`, as by whoever tells a result after another, and has nothing else to do."""
     stream, lost = sys.stdout, list[OSError]()
-    sys.stdout = _Watched(stream, lost.append)  # what a text stream has, it has
+
+    def at_once(problem: OSError) -> None:
+        raise StdoutError(problem.errno, problem.strerror) from None
+
+    sys.stdout = _Watched(stream, lost.append, at_once)  # what a text stream has, it has
     shown: SystemExit | None = None
     try:
         try:
@@ -146,12 +151,18 @@ def lasting_streams() -> Iterator[None]:
 
 
 class _Watched:
-    """A text stream whose errors go to a function."""
+    """A stream whose errors go to a function, those of its `buffer` to another one, if there is one."""
 
-    def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
-        self._stream, self._failed = stream, failed
+    def __init__(
+        self, stream: Any, failed: Callable[[OSError], None], of_bytes: Callable[[OSError], None] | None = None
+    ) -> None:
+        self._stream, self._failed, self._of_bytes = stream, failed, of_bytes or failed
 
-    def write(self, text: str) -> int:
+    @property
+    def buffer(self) -> _Watched:
+        return _Watched(self._stream.buffer, self._of_bytes)
+
+    def write(self, text: str | bytes) -> int:
         self._try(lambda: self._stream.write(text))
         return len(text)
 

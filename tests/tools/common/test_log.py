@@ -201,6 +201,26 @@ def test_nobody_reads_a_result_any_more_or_it_cannot_be_written(
     assert done == [10, 100_000, 10]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_reads_what_comes_one_after_another(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `tools.predict` tells its results, of which there may be hours to come."""
+
+    def results() -> int:
+        for _ in range(3):
+            sys.stdout.buffer.write(b"x")
+            sys.stdout.buffer.flush()
+        raise AssertionError("to the end")
+
+    with open_failing(kind) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        ended = run_main("tools.this", results)
+    monkeypatch.undo()
+    told = "" if kind == "a closed pipe" else f"tools.this: standard output cannot be written: {KINDS[kind]}.\n"
+    assert (ended, capsys.readouterr().err) == (0 if kind == "a closed pipe" else 2, told)
+
+
 @dataclass(frozen=True)
 class Options:
     k: int = 1
