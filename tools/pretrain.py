@@ -45,7 +45,7 @@ from tools.training.data import (
     ramp,
     training_source,
 )
-from tools.training.factory import set_flash_attention, set_matmul_precision
+from tools.training.factory import set_kernels
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import JOURNAL, ConsoleLogger, first_step, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
@@ -254,8 +254,7 @@ def train(plan: RunPlan) -> int:
     try:
         with cube_of(plan.shape, wire=plan.rank_order, timeout=timeout) as cube:
             rank = cube.rank
-            set_matmul_precision(plan.recipe.precision, cube)
-            set_flash_attention(plan.recipe.speed, cube)
+            set_kernels(plan.recipe, cube)
             with Watchdog(cube, hang_after=times.hang_after, patience=times.stop_within) as watch:
                 return run(plan, cube, watch)
     except KeyboardInterrupt:

@@ -68,6 +68,12 @@ def set_flash_attention(recipe: SpeedConfig, cube: Cube) -> None:
         run_on_all_ranks(cube, lambda: use_flash_attention(version, cube.device))
 
 
+def set_kernels(recipe: TrainConfig, cube: Cube) -> None:
+    """What PyTorch has for a whole process, as the recipe says. Raises ValueError as of `set_flash_attention`."""
+    set_matmul_precision(recipe.precision, cube)
+    set_flash_attention(recipe.speed, cube)
+
+
 def speed(recipe: SpeedConfig) -> ExecutionPolicy:
     """How a cube's layers work."""
     return ExecutionPolicy(

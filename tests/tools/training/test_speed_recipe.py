@@ -16,6 +16,7 @@ from tensor3d.distributed.fp8_scales import history_tensor
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
 from tools import pretrain
+from tools.bench.harness.step_trial import StepTrial, Training
 from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
@@ -313,6 +314,19 @@ def test_another_flash_attention_is_put_in_place_on_every_rank(monkeypatch: pyte
     assert asked == []
     set_flash_attention(SpeedConfig(flash_attention="FA4"), Cube.single())
     assert asked == [("FA4", "cpu")]
+
+
+@pytest.mark.parametrize("trial", [StepTrial, Training])
+def test_and_by_benchmarks_of_a_recipe(trial: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they have read anything, here."""
+
+    def missing(version: str, device: torch.device) -> None:
+        raise ValueError(f"{version} is asked for")
+
+    monkeypatch.setattr("tools.training.factory.use_flash_attention", missing)
+    recipe = TrainConfig(speed=SpeedConfig(flash_attention="FA4"))
+    with pytest.raises(ValueError, match="FA4 is asked for"):
+        trial(Cube.single(), recipe, *(() if trial is Training else (Path("nowhere"),)), None)
 
 
 def test_delayed_scaling_is_refused_beside_a_graph() -> None:

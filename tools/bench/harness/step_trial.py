@@ -33,6 +33,7 @@ from tools.corpus.training_corpus import open_corpus
 from tools.training.arguments import Command, resolve
 from tools.training.config import TrainConfig, read_config
 from tools.training.data import TrainData
+from tools.training.factory import set_kernels
 from tools.training.metrics import StepMetrics
 from tools.training.pretraining import PretrainTrainer
 from tools.training.run_plan import RunPlan
@@ -87,6 +88,7 @@ class StepTrial(Trial):
 
     def __init__(self, cube: Cube, recipe: TrainConfig, corpus: Path, warmup: int, *, peaks: bool = True) -> None:
         self._cube = cube
+        set_kernels(recipe, cube)
         memory = PeakMemory(cube.device)
         prepared = open_corpus(corpus)
         self._feed = TrainData.of_corpus(recipe, cube, prepared)
@@ -353,6 +355,7 @@ class Training:
     """
 
     def __init__(self, cube: Cube, recipe: TrainConfig, make_feed: Callable[[TrainConfig, Cube], TrainData]) -> None:
+        set_kernels(recipe, cube)
         self.feed = make_feed(recipe, cube)
         self.trainer = PretrainTrainer(recipe, cube, self.feed, None)
         self.loader = self.trainer.loader()
