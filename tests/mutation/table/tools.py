@@ -379,4 +379,25 @@ MUTATIONS = (
         new="return clock() - before",
         tests=("tests/tools/bench/test_attention.py::test_a_gpu_is_waited_for_once_a_turn",),
     ),
+    Mutation(
+        "resume-auto-goes-on-with-another-run",
+        "tools/training/run_plan.py",
+        old="_check_own(candidates[0])",
+        new="pass",
+        tests=("tests/tools/test_other_kinds.py::test_nor_is_another_run_gone_on_with",),
+    ),
+    Mutation(
+        "results-go-on-for-nobody",
+        "tools/common/log.py",
+        old="of_bytes or failed",
+        new="failed",
+        tests=("tests/tools/common/test_log.py::test_nobody_reads_what_comes_one_after_another",),
+    ),
+    Mutation(
+        "recipes-are-measured-by-another-flash-attention",
+        "tools/training/factory.py",
+        old="    set_flash_attention(recipe.speed, cube)",
+        new="    pass",
+        tests=("tests/tools/training/test_speed_recipe.py::test_and_by_benchmarks_of_a_recipe",),
+    ),
 )
