@@ -13,8 +13,9 @@ from typing import Literal, TypeVar
 import torch
 
 from models.bert.cost_model.memory import Device
-from models.folder_kinds import PROGRESS, check_no_model, instead, is_gpt_run
+from models.folder_kinds import check_no_model, instead, is_gpt_run
 from tensor3d import CubeShape, checkpoint
+from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of

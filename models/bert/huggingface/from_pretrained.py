@@ -23,7 +23,7 @@ from models.bert.huggingface.param_names import (
 )
 from models.bert.huggingface.reader import HFWeights
 from models.bert.huggingface.weights import WeightSource
-from models.folder_kinds import instead, is_gpt_run, run_of
+from models.folder_kinds import CHECKPOINTS, instead, is_gpt_run, run_of
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.checkpoint.state import MODEL
@@ -31,7 +31,6 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks
 
 # --- Weights of a folder that this project has written: model.json and the newest checkpoint beside it ----------------
 
-CHECKPOINTS = "checkpoints"
 IMPORTED = "huggingface"
 """Where an imported folder has the config.json that it was made from."""
 
