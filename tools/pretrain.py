@@ -302,7 +302,7 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
             return loop(plan, cube, trainer, mllog, folder, info, restore)
         except (OSError, ValueError):
             # Of a run that could not even begin, as on a full disk, nothing is left that would keep the next one out.
-            for path in new if trainer.state.step == begun else ():
+            for path in reversed(new) if trainer.state.step == begun else ():  # run.json at last
                 remove(path)
             raise
 
