@@ -80,6 +80,10 @@ class StdoutError(OSError):
     """Standard output cannot be written."""
 
 
+class _ReaderGoneError(StdoutError, BrokenPipeError):
+    """Nor is there anybody to read it."""
+
+
 @contextmanager
 def naming_stdout() -> Iterator[None]:
     """Inside the block a standard output that cannot be written ends nothing: files of results may be still to come,
@@ -88,7 +92,8 @@ def naming_stdout() -> Iterator[None]:
     stream, lost = sys.stdout, list[OSError]()
 
     def at_once(problem: OSError) -> None:
-        raise StdoutError(problem.errno, problem.strerror) from None
+        kind = _ReaderGoneError if isinstance(problem, BrokenPipeError) else StdoutError
+        raise kind(problem.errno, problem.strerror) from None
 
     sys.stdout = _Watched(stream, lost.append, at_once)  # what a text stream has, it has
     shown: SystemExit | None = None
