@@ -181,9 +181,11 @@ _OF_A_SHAPE = {
 """Read nothing of what they are given."""
 _BY_INDEX = {
     **{"index_select": ("self", "result"), "gather": ("self", "index"), "embedding": ("weight", "result")},
-    **{"index_add_": ("self", "source"), "scatter_add_": ("self", "index")},
+    **{"index_add_": ("self", "source"), "scatter_add_": ("self", "index"), "nll_loss_forward": ("self", "target")},
 }
 """Touch of the first no more elements than the second has."""
+_SIZES_ALONE = {"nll_loss_backward": "self"}
+"""Of this argument they take the sizes."""
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -230,7 +232,7 @@ def _touched(name: str, schema: Any, given: Mapping[str, Any], result: Any) -> t
     """What an operator reads, what it writes, and the bytes of both that it leaves alone."""
     changed = {each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write}
     unread = {each.name for each in schema.arguments if each.is_out}
-    unread |= set(given) if name in _OF_A_SHAPE else changed if name in _WRITE_ALONE else set()
+    unread |= set(given) if name in _OF_A_SHAPE else changed if name in _WRITE_ALONE else {_SIZES_ALONE.get(name, "")}
     read = [value for each, value in given.items() if each not in unread]
     # Fused optimisers write to gradients but to take a loss scale out, which clipping does here.
     written = [given[each] for each in changed if each != "grads"]

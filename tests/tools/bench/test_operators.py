@@ -127,6 +127,11 @@ def ids(*shape: int) -> Tensor:
         (lambda a: a.gather(1, ids(4, 1)), 2 * 4 * 4 + 4 * 8),
         (lambda a: matrix(*TABLE).index_add_(0, ids(), a), 3 * BYTES + 4 * 8),
         (lambda a: a.scatter_add_(1, ids(4, 1), matrix(4, 1)), 3 * 4 * 4 + 4 * 8),
+        (lambda a: F.nll_loss(a, ids()), 4 * 4 + 4 * 8 + 2 * 4),
+        (
+            lambda a: torch.ops.aten.nll_loss_backward(a.new_empty(()), a, ids(), None, 1, -100, a.new_empty(())),
+            2 * 4 + 4 * 8 + BYTES,
+        ),
     ],
 )
 def test_bytes_are_what_is_read_and_what_is_written(call: Callable[[Tensor], object], moved: int) -> None:
