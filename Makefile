@@ -46,7 +46,7 @@ test: $(INSTALLED) ## run the fast tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope --timeout 300 -o faulthandler_timeout=400 -m "not slow and not long" $(ARGS)
 
 test-slow: $(INSTALLED) $(OPENMPI) ## run the slow tests
-	$(BIN)/python -m pytest --timeout 900 -o faulthandler_timeout=1000 -m "slow and not long" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --timeout 900 -o faulthandler_timeout=1000 -m "slow and not long" $(ARGS)
 
 test-long: $(INSTALLED) $(OPENMPI) ## run the tests that are too long for every change, before a release
 	$(BIN)/python -m pytest -m long $(ARGS)

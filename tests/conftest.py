@@ -100,14 +100,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """How two processes share a run (`make test`): all tests with ranks go to one, where they take both cores in turn;
-    beside it the other takes the tests without, file by file, of which most take one core or wait."""
+    """How two processes share a run (`make test`, `make test-slow`): all tests with ranks and all whole jobs go to one,
+    where they take both cores in turn; beside it the other takes the rest, file by file, which takes one core or waits."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksAlone(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "ranks" if _has_ranks(config.rootpath / file) else file
+            return "ranks" if _has_ranks(config.rootpath / file) or _has_jobs(config.rootpath / file) else file
 
     return RanksAlone(config, log)
 
@@ -115,6 +115,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @cache
 def _has_ranks(file: Path) -> bool:
     return "from tests.ranks import" in file.read_text()
+
+
+def _has_jobs(file: Path) -> bool:
+    """Jobs through their launchers, which have limits of time; or hosts, whose network namespaces are the machine's."""
+    return file.parent.name == "slow" or "from tests.hosts import" in file.read_text()
 
 
 STARTS = pytest.StashKey[list[str]]()
