@@ -89,6 +89,7 @@ def alone(code: str) -> list[float]:
     return history
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_trains_as_on_one_device() -> None:
     code = "".join(python_blocks(page("own-model")))
     code = code.replace("    loss.backward()\n", "    loss.backward()\n    history.append(loss.item())\n", 1)
