@@ -344,7 +344,7 @@ def loop(
         checkpoints = stack.enter_context(
             Checkpoints(
                 folder / "checkpoints",
-                cube,
+                trainer.cube,
                 keep_last=recipe.checkpoint_keep,
                 keep_every=recipe.checkpoint_keep_every or None,
                 asynchronous=recipe.asynchronous,
