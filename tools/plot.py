@@ -81,7 +81,8 @@ def read_run(folder: Path, tag: str) -> Curve:
     Where a resumed run logged a step again, the later point counts.
 
     Raises:
-        ValueError: the folder is no run, nothing is logged yet, or the tag is not among what is logged.
+        ValueError: the folder is no run, nothing is logged yet, or the tag is not among what is logged, or has not one
+            finite number.
     """
     facts = read_facts(folder)
     held_out = HELD_OUT.get(tag, "")
@@ -93,6 +94,10 @@ def read_run(folder: Path, tag: str) -> Curve:
     if tag not in logged:
         raise ValueError(f"{folder} has no tag {tag!r}. There are: {', '.join(sorted(logged))}.")
     steps, values = _arrays(points[tag])
+    if not len(steps):
+        raise ValueError(
+            f"{folder} has no finite number of {tag!r}: all {len(points[tag]):,} of it are NaN or infinite."
+        )
     held_out_steps, held_out_values = _arrays(points.get(held_out, {}))
     return Curve(
         run=facts,
@@ -179,7 +184,7 @@ def _model_name(model: dict[str, Any]) -> str:
 
 MASKED_LM = "loss/masked_lm"
 AXIS_LABELS = {
-    "loss/total": "masked-LM + next-sentence loss (nats)",
+    "loss/total": "loss (nats)",  # of the objective, whichever that is
     MASKED_LM: "masked-LM loss (nats per masked token)",
     "loss/next_sentence": "next-sentence loss (nats per pair)",
     "loss/replaced_tokens": "replaced-token loss (nats per token)",

@@ -46,6 +46,7 @@ from tools.training.data import (
     training_source,
 )
 from tools.training.factory import set_kernels
+from tools.training.idle_settings import idle_settings
 from tools.training.loop import LoopSchedule, TrainLoop
 from tools.training.metrics import JOURNAL, ConsoleLogger, first_step, summary, table
 from tools.training.mlperf_log import MLPerfLog, settings
@@ -343,7 +344,7 @@ def loop(
         checkpoints = stack.enter_context(
             Checkpoints(
                 folder / "checkpoints",
-                cube,
+                trainer.cube,
                 keep_last=recipe.checkpoint_keep,
                 keep_every=recipe.checkpoint_keep_every or None,
                 asynchronous=recipe.asynchronous,
@@ -440,6 +441,7 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
         *([("batch", f"from {least:,} packs, in {stages} sizes by step {rises:,}")] if stages > 1 else []),
         ("training", f"{steps:,} steps of {recipe.optimizer.kind}, learning rate up to {recipe.optimizer.lr:g}"),
         *([("goes on", f"after step {trainer.state.step}")] if trainer.state.step else []),
+        *(("idle setting", told) for told in idle_settings(recipe)),
         ("run", str(folder)),
         ("settings", f"{folder / 'run.json'}, all of them; --verbose shows them here"),
     ]

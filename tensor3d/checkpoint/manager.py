@@ -188,8 +188,8 @@ class Checkpoints:
             raise PeerError(f"no checkpoint can be written any more: {self._broken}")
         facts = facts_of(self._cube, step, optimizer, progress)
         state = model_tensors(model) | optimizer_tensors(model, optimizer) | extra_tensors(extra)
-        if self._cube.precision.fp8 == "delayed":
-            state |= fp8_tensors(model)
+        # Whatever the precision of this object's cube is: the model may be one of `Cube.with_policy`.
+        state |= fp8_tensors(model)
         self._apart(on_this_stream(lambda: check_copies(state, self._cube), self._cube.device))
         state |= stream_tensors(self._cube)
         job = self._stage(step, state, facts)

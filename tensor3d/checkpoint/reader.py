@@ -39,6 +39,7 @@ from tensor3d.checkpoint.state import (
     forget,
     forget_others,
     fp8_places,
+    has_delayed_scaling,
     init_missing_state,
     model_tensors,
     optimizer_tensors,
@@ -214,11 +215,12 @@ def load(
             local(moments[name]).zero_()
         state |= moments
     scales = {}
-    if cube.precision.fp8 == "delayed" and only is None:
+    delayed = only is None and has_delayed_scaling(model, cube)
+    if delayed:
         shapes = {name: stored.shape for name, stored in contents.tensors.items() if name.startswith(FP8)}
         scales = _agreed(cube, lambda: fp8_places(model, shapes, cube))
     _read(contents, state | scales, cube)
-    if cube.precision.fp8 == "delayed" and only is None:
+    if delayed:
         restore_fp8(model, scales)
         if not scales:
             warnings.warn(f"{contents.folder} has no history of FP8's scales: they begin anew.", stacklevel=2)

@@ -83,6 +83,12 @@ def fp8_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: each for name, each in found.items() if each is not None}
 
 
+def has_delayed_scaling(model: nn.Module, cube: Cube) -> bool:
+    """Whether a model's products have it: by its own cubes, which may have another precision than the one at hand."""
+    cubes = (each for module in model.modules() if isinstance(each := getattr(module, "cube", None), Cube))
+    return any(each.precision.fp8 == "delayed" for each in (cube, *cubes))
+
+
 def fp8_places(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], cube: Cube) -> dict[str, Tensor]:
     """What is to be read of a checkpoint that has these: by their shapes, for the model's weights."""
     names = {FP8 + _clean(name) for name, _ in model.named_parameters()}

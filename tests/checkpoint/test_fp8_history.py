@@ -63,6 +63,20 @@ def test_resuming_has_the_same_bits_and_any_cube_reads_the_history(shape: Shape,
     assert cube.fp8_scales.of(layer.weight)[0] is not None
 
 
+def test_the_cube_at_hand_may_have_another_precision_than_the_model(tmp_path: Path) -> None:
+    """As where a model is made on `cube.with_policy(...)`, and saved with the cube of before."""
+    cube = Cube.single()
+    layer, optimizer = _made(cube.with_policy(DELAYED))
+    _steps(layer, optimizer, layer.cube, range(3))
+    kept = save(tmp_path, 3, layer, optimizer, cube, {})
+    other, another = _made(cube.with_policy(DELAYED))
+    load(kept, other, another, cube)
+    found, wanted = history_tensor(other.weight), history_tensor(layer.weight)
+    assert found is not None
+    assert wanted is not None
+    assert found.equal(wanted)
+
+
 def test_a_run_goes_on_with_or_without_it(tmp_path: Path) -> None:
     plain, delayed = Cube.single(precision=MixedPrecisionPolicy(compute=torch.bfloat16)), Cube.single(precision=DELAYED)
     layer, optimizer = _made(plain)

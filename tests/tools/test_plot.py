@@ -215,6 +215,13 @@ def test_old_and_new_runs_are_drawn_in_one_picture(run: Path, tmp_path: Path) ->
     assert np.asarray(lines[3].get_ydata()).tolist() == [3.0] * 60
 
 
+def test_a_number_that_never_was_finite_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_journal(tmp_path / "run", *({"kind": "step", "step": s, "masked_lm_loss": "NaN"} for s in (1, 2)))
+    assert main([str(folder)]) == 2
+    assert "has no finite number of 'loss/masked_lm': all 2 of it are NaN or infinite." in capsys.readouterr().err
+    assert not list(folder.glob("*.png"))
+
+
 def test_an_empty_journal_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(write_journal(tmp_path / "run"))]) == 2
     assert "has logged nothing yet (no points in " in capsys.readouterr().err

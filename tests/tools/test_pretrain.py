@@ -89,6 +89,14 @@ def test_resume_on_the_same_cube_is_exact(finished: Path, recipe: Path, tmp_path
     assert resumed(finished, tmp_path, recipe, "1x1x1", 1) == {step: whole[step] for step in (4, 5, 6)}
 
 
+def test_checkpoints_hold_the_histories_of_delayed_scales(recipe: Path, tmp_path: Path) -> None:
+    delayed = ["--precision.compute", "bf16", "--precision.fp8", "delayed", "--precision.fp8-history", "3"]
+    short = ["--run.steps", "1", "--run.evaluate-every", "0", "--model.dropout", "0"]
+    assert pretrain.main(arguments(recipe, tmp_path / "run", *delayed, *short)) == 0
+    stored = json.loads((latest_checkpoint(tmp_path / "run") / "tensors.json").read_text())
+    assert "fp8.bert.layers.0.mlp.up.weight" in json.dumps(stored)
+
+
 @pytest.mark.slow
 def test_resume_is_exact_on_2x2x2(recipe: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"

@@ -144,7 +144,7 @@ def test_points_are_those_of_the_journal(tmp_path: Path) -> None:
     text = made(tmp_path, write(tmp_path / "run", *LINES, END))
     data, steps = drawn(text), LINES[:30]
     for title, key in (
-        ("masked-LM + next-sentence loss", "loss"),
+        ("loss", "loss"),
         ("masked-LM loss", "masked_lm_loss"),
         ("learning rate", "learning_rate"),
         ("time of a step", "seconds"),
@@ -203,7 +203,7 @@ def test_a_torn_line_is_counted_and_a_step_that_was_done_again_counts_once(tmp_p
     with open(run / JOURNAL, "a") as journal:
         journal.write('{"kind": "step", "st')
     text = made(tmp_path, run)
-    assert points(drawn(text)["masked-LM + next-sentence loss"], "run") == {1: 8 - 1 / 7, 3: 1.0}
+    assert points(drawn(text)["loss"], "run") == {1: 8 - 1 / 7, 3: 1.0}
     assert "run: left out, lines of metrics.jsonl that are not whole: 1." in text
     assert "run: left out, values that are not finite: 1." in text
 
@@ -224,7 +224,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     two = write(tmp_path / "b" / "run", step_line(1, loss=5.0), lr=2e-3, cube="2x2x2")
     text = made(tmp_path, one, two)
     names = [str(one), str(two)]
-    assert points(drawn(text)["masked-LM + next-sentence loss"], names[1]) == {1: 5.0}
+    assert points(drawn(text)["loss"], names[1]) == {1: 5.0}
     rows = cells(text)
     assert ["", *names] in rows
     assert ["optimizer.lr", "0.001", "0.002"] in rows

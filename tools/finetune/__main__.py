@@ -27,6 +27,7 @@ from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
 from tools.finetune.tasks import RegressTask
 from tools.training.config import with_new_names
+from tools.training.idle_settings import Rule
 
 # --- `classify` and `regress` as commands -----------------------------------------------------------------------------
 
@@ -43,6 +44,10 @@ class _TextCommand(FinetuneCommand):
     settings: Annotated[TextConfig, tyro.conf.arg(name="")] = field(default_factory=TextConfig)
     """The recipe's values, each of which can be given here."""
     recipe_class = TextConfig
+
+    def data_rules(self) -> Sequence[Rule]:
+        data = self.settings.data
+        return [Rule("data", data, ("separator",), data.multi_label, "data.multi_label = true")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,12 @@ class RankCommand(FinetuneCommand):
     settings: Annotated[RankConfig, tyro.conf.arg(name="")] = field(default_factory=RankConfig)
     """The recipe's values, each of which can be given here."""
 
+    def data_rules(self) -> Sequence[Rule]:
+        data = self.settings.data
+        return [
+            Rule("data", data, ("margin",), data.loss == "margin", f"data.loss = 'margin', and it is {data.loss!r}")
+        ]
+
 
 # --- `embed` as a command ---------------------------------------------------------------------------------------------
 
@@ -155,6 +166,10 @@ class EmbedCommand(FinetuneCommand):
 
     def inputs(self) -> Sequence[Path]:
         return [*super().inputs(), *start_files(self.settings.model)]
+
+    def data_rules(self) -> Sequence[Rule]:
+        data = self.settings.data
+        return [Rule("data", data, ("temperature",), data.loss == "in-batch", "data.loss = 'in-batch'")]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from tools.finetune.init_model import check_start_folder
 from tools.finetune.rows import EMBEDDED, check_there
 from tools.finetune.tasks import FinetuneTask
 from tools.training.config import read_recipe
+from tools.training.idle_settings import Rule, optimizer_rules, precision_rules, told_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,18 @@ class FinetuneCommand:
         """The files that the task reads: their content is part of the settings."""
         files: Sequence[Path] = self.settings.data.files()
         return files
+
+    def idle_settings(self) -> Sequence[str]:
+        """A line for each key that was set and changes nothing."""
+        recipe, model = self.settings, self.settings.model
+        of_fresh = ("preset", "std", "lowercase", "strip_accents")
+        fresh = Rule("model", model, of_fresh, model.vocab is not None, "a model that begins with model.vocab")
+        rules = (*optimizer_rules(recipe.optimizer), *precision_rules(recipe.precision), *self.data_rules())
+        return told_of((fresh, *rules))
+
+    def data_rules(self) -> Sequence[Rule]:
+        """What keys of the section `data` need."""
+        return ()
 
     def make_task(self, tokenizer: Tokenizer, cube: Cube) -> FinetuneTask:
         """Reads the files, on every rank.

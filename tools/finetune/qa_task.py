@@ -151,6 +151,11 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
             f"{data.train} is SQuAD {versions[train.impossible]}, and {data.dev} is {versions[dev.impossible]}. "
             "Take two files of the same version."
         )
+    if data.null_threshold is not None and not train.impossible:
+        report.append(
+            f"data.null_threshold = {data.null_threshold!r} changes nothing: it is for SQuAD v2.0, and {data.train} is "
+            "v1.1"
+        )
     targets = train.windows.targets([_span(question) for question in train.questions])
     lost = len(np.unique(train.windows.question[targets[:, 0] < 0]))
     if lost:

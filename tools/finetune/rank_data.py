@@ -167,7 +167,13 @@ def _together(rows: Iterator[tuple[str, Any]], data: RankData, *, graded: bool) 
     found: dict[str, Candidates] = {}
     for where, values in rows:
         query = _query(values[data.query], where)
-        own = found.setdefault(query, Candidates(query=query, where=where, id=_name(values, data, where, len(found))))
+        name = _name(values, data, where, len(found))
+        own = found.setdefault(query, Candidates(query=query, where=where, id=name))
+        if data.id is not None and values.get(data.id) is not None and name != own.id:
+            raise ValueError(
+                f"{where}: the query {query!r:.60} has the id {name!r}, and {own.id!r} in {own.where}. Rows with the "
+                "same query belong together: give them the same id, or leave data.id out."
+            )
         own.add(values[data.passage], values.get(data.label), where, graded=graded)
     return list(found.values())
 

@@ -115,6 +115,14 @@ class SeedRun:
         if isinstance(self._task, ComparedTask) and self._cube.rank == 0:
             for line in self._task.doubts(best):
                 _log.warning("seed %d: warning: %s", self._seed, line)
+        if (skipped := trainer.state.skipped_steps) and self._cube.rank == 0:
+            _log.warning(
+                "seed %d: %d of %d steps changed nothing: a gradient was not finite in fp16 (metrics.jsonl says which; "
+                "precision.loss_scale, precision.growth_interval)",
+                self._seed,
+                skipped,
+                trainer.state.step,
+            )
         files = self._task.write_predictions(best, self._folder / PREDICTIONS)
         run_on_rank0(self._cube, lambda: self._describe(best.facts))
         result = {
@@ -235,6 +243,8 @@ def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         raise
     if cube.rank == 0:
         _tell(task)
+        for line in command.idle_settings():
+            _log.info("%s", line)
     settings: dict[str, Any] = run_on_rank0(cube, lambda: parsed_json(read_file(folder / SETTINGS)))
     results = [_seed_result(command, task, start, cube, seed, settings) for seed in recipe.run.seeds]
     found = _together(results, task.best)

@@ -136,8 +136,12 @@ class TextStepMetrics:
     loss: float
     """Of the whole step, the same on every rank."""
     gradient_norm: float
-    """Before clipping."""
+    """Before clipping, without the loss scale."""
     learning_rate: float
+    loss_scale: float
+    """By which the loss was multiplied; 1 without fp16."""
+    skipped: bool
+    """Whether the step changed nothing, because a gradient was not finite; with fp16 alone."""
     texts: int
     tokens: int
     """Of the texts, without padding."""
@@ -234,6 +238,8 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
             loss=loss,
             gradient_norm=numbers.gradient_norm,
             learning_rate=taken.learning_rate,
+            loss_scale=numbers.loss_scale,
+            skipped=bool(numbers.found_inf),
             texts=taken.step.sequences,
             tokens=sum(example.tokens for example in taken.step.examples),
             seconds=self.seconds,

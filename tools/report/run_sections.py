@@ -128,8 +128,7 @@ def _curve(runs: Runs, tag: str) -> Chart | None:
     found = [line for line in lines if line is not None]
     if not found or all(set(line.values) <= {_NO_CURVE.get(tag)} for line in found):
         return None
-    alone = tag == "loss/total" and not any(run.points("step", "masked_lm_loss")[0] for run in runs.values())
-    title, _, unit = ("loss" if alone else AXIS_LABELS[tag]).partition(" (")
+    title, _, unit = AXIS_LABELS[tag].partition(" (")
     return curve(title, unit.removesuffix(")"), found, list(runs))
 
 

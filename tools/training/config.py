@@ -21,6 +21,7 @@ from tensor3d.cost_model.step_cost import check_keep_budget
 from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.distributed.data_shares import ShardOverData
+from tensor3d.optim.grad_scaler import LARGEST, SMALLEST
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, Within, check_bounds
 from tools.common.files import read_file
 
@@ -351,8 +352,8 @@ class PrecisionConfig:
     off."""
     tf32: bool = True
     """Let GPUs that have TF32 use it for fp32 products."""
-    loss_scale: Annotated[float, Positive()] = 65536.0
-    """Loss scale at the start; fp16 alone."""
+    loss_scale: Annotated[float, Within(SMALLEST, LARGEST)] = 65536.0
+    """Loss scale at the start, from 2^-24 to 2^24; fp16 alone."""
     growth_interval: Annotated[int, AtLeast(1)] = 2000
     """Steps without overflow after which the loss scale doubles; fp16 alone."""
 

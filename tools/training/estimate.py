@@ -44,6 +44,7 @@ from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedC
 from tools.training.data import ramp
 from tools.training.dry_step import StepMemory, counted_memory, counted_traffic
 from tools.training.factory import TYPES, keep_buckets, planned_device
+from tools.training.idle_settings import idle_settings
 from tools.training.metrics import table
 from tools.training.peak_flops import peak
 
@@ -604,8 +605,9 @@ def _remarks(
     device: Device,
     made: TimeAsMade | None,
 ) -> list[str]:
-    """What the figures are worth."""
+    """What the figures are worth, and which settings have no part in them."""
     remarks = [
+        *idle_settings(recipe),
         *_worth_of_memory(recipe.speed, shape, device),
         "Left out of the time: evaluations, checkpoints, and what computing does not hide of the wire.",
     ]

@@ -279,6 +279,16 @@ def weights_in(seed: Path) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+def test_steps_that_fp16_skips_are_told(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp16 = ["--precision.compute", "fp16", "--precision.loss-scale", str(2**24), "--optimizer.floor", "0.5"]
+    assert run(recipe, tmp_path / "run", *fp16, "--run.batch", "60", "--run.evaluate-every", "0") == 0
+    steps = lines(tmp_path / "run/seed-0", "step")
+    assert [(step["skipped"], step["loss_scale"]) for step in steps] == [(True, 2.0**24), (True, 2.0**23)]
+    told = capsys.readouterr().err
+    assert "seed 0: 2 of 2 steps changed nothing: a gradient was not finite in fp16" in told
+    assert "optimizer.floor = 0.5 changes nothing" in told
+
+
 ONE_STEP = ("--run.epochs", "1", "--run.batch", "500", "--optimizer.weight-decay", "0", "--optimizer.clip", "1e9")
 
 

@@ -161,6 +161,10 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {**GOOD, "id": 4}, {**GOOD, "id": 4})
     with pytest.raises(ValueError, match=r"line 2: the id '4' is that of .*a\.jsonl line 1 already"):
         part_of(path, tmp_path, "dev", id="id")
+    (tmp_path / "a.tsv").write_text("n\tquery\tpassage\tlabel\n7\tred\tblue\t0\n7\tred\thouse\t1\n8\tred\tgreen\t1\n")
+    assert len(read(tmp_path / "a.tsv")) == 1
+    with pytest.raises(ValueError, match=r"line 4: the query 'red' has the id '8', and '7' in .*a\.tsv line 2"):
+        part_of(tmp_path / "a.tsv", tmp_path, "dev", id="n")
     with pytest.raises(ValueError, match=r"data\.margin must be above 0"):
         RankData(margin=0.0)
     with pytest.raises(ValueError, match=r"data\.max_passages must be at least 2"):

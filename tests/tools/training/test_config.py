@@ -88,6 +88,7 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[precision]\nfp8_history = 0", r"precision.fp8_history must be at least 1\. Got 0"),
         ("[precision]\ncompute = 'bf16'\nfp8 = 'blocks'", r"precision.fp8.*rowwise.*tensorwise.*'blocks'"),
         ("[precision]\nloss_scale = 0", r"precision.loss_scale.*\b0.*\b0.0"),
+        ("[precision]\nloss_scale = 1e9", r"precision.loss_scale must be .* at most 16777216.0. Got 1000000000.0"),
         ("[precision]\ngrowth_interval = 0", r"precision.growth_interval.*\b1.*\b0"),
         ("[model]\npositions = 64", "model.positions=64.*data.max_length=128"),
         ("[model]\nrecompute = 'all'", "model.recompute.*layer.*'all'"),

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from models.bert.huggingface import read_model_config
+from models.bert.huggingface.config import CONFIG
 from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
@@ -188,7 +189,9 @@ def written_texts(tokenizer: Tokenizer, histogram: NDArray[np.integer], number: 
         ValueError: the vocabulary has no whole words.
     """
     draw = np.random.default_rng(0)
-    pieces = [piece for piece in tokenizer.pieces(range(tokenizer.vocab_size)) if piece.isascii() and piece.isalpha()]
+    # Without the mark of sentencepiece or of byte-level BPE for the space before a word.
+    named = dict.fromkeys(piece.lstrip("\u2581\u0120") for piece in tokenizer.pieces(range(tokenizer.vocab_size)))
+    pieces = [piece for piece in named if piece.isascii() and piece.isalpha()]
     words = [piece for piece, ids in zip(pieces, tokenizer.encode(pieces), strict=True) if len(ids) == 1]
     if not words:
         raise ValueError("no piece of the vocabulary is a word by itself. Give --texts.")
@@ -245,6 +248,11 @@ class InferCommand(Benchmark[None]):
     def plan(self) -> None:
         if self.texts is not None and self.histogram is not None:
             raise ValueError("--texts have lengths of their own. Leave out --histogram.")
+        if self.model is not None and not (self.model / CONFIG).is_file():
+            raise ValueError(
+                f"--model must be a Hugging Face folder, for transformers reads it, too. {self.model} has no {CONFIG}. "
+                f"Write one of a model or a run: python -m tools.convert to-hf {self.model} DIR"
+            )
 
     def measure(self, plan: None) -> Report:
         with tempfile.TemporaryDirectory() as folder, using_threads(self.threads or usable_cores()):

@@ -143,8 +143,11 @@ def read_text(reading: ReadContext) -> Iterator[Document]:
     for data, place in _between_blank_lines(reading):
         text = reading.decode(data, place)
         if text is not None:
-            reading.counts["read"] += 1
-            yield Document(id="", title="", text=tidy(text))
+            text = tidy(text)
+            # Of one line there are several where lines end with CR alone, as of old Macs.
+            for part in [text] if b"\n" in data else text.split("\n\n"):
+                reading.counts["read"] += 1
+                yield Document(id="", title="", text=part)
 
 
 def read_books(reading: ReadContext) -> Iterator[Document]:

@@ -264,8 +264,8 @@ def choose_held_out(words: NDArray[np.int64], share: float, seed: int) -> NDArra
         return chosen
     if len(words) < 2:
         raise ValueError(
-            "the corpus is a single document, so none can be held out. "
-            "Separate documents by blank lines, or set held_out to 0."
+            "the corpus is a single document, so none can be held out for evaluation. Separate documents by blank "
+            "lines; tools.pretrain also trains without (data.held_out = 0)."
         )
     left = share * float(words.sum())
     for document in np.random.default_rng(seed).permutation(len(words)).tolist():

@@ -87,7 +87,9 @@ class TextSource:
         self.without_text: list[Path] = []
 
     def fingerprint(self) -> str:
-        return hash_files(self._files, self._root)
+        found = hash_files(self._files, self._root)
+        # Such a file was one document before.
+        return f"{found} CR" if any(map(has_cr_alone, self._files)) else found
 
     def documents(self) -> Iterator[str]:
         """Raises ValueError where a file is not UTF-8."""
@@ -108,10 +110,22 @@ class TextSource:
                 self.without_text.append(file)
 
 
-def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, without their ends. Raises ValueError, naming the line, for what is not UTF-8."""
+def has_cr_alone(file: Path) -> bool:
+    """Whether lines end with CR, as of Macs before OS X and Excel's "Text (Macintosh)": there is one, and no LF."""
+    found = False
     with open_regular(file) as stream:
-        for number, line in enumerate(stream, start=1):
+        while block := stream.read(_BLOCK):
+            if b"\n" in block:
+                return False
+            found = found or b"\r" in block
+    return found
+
+
+def read_lines(file: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, without their ends: LF, CR LF or, where `has_cr_alone`, CR. Raises ValueError, naming
+    the line, for what is not UTF-8."""
+    with open_regular(file) as stream:
+        for number, line in enumerate(stream.read().splitlines() if has_cr_alone(file) else stream, start=1):
             try:
                 # The first line may begin with a byte order mark.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

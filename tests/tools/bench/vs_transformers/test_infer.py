@@ -41,6 +41,21 @@ def test_texts_have_the_lengths_of_the_histogram(tmp_path: Path) -> None:
     assert texts == written_texts(tokenizer, histogram, 400)
 
 
+def test_a_mark_of_the_space_before_a_word_is_no_letter_of_it() -> None:
+    class Marked:
+        vocab_size = 5
+
+        def pieces(self, ids: Sequence[int]) -> list[str]:
+            return ["[CLS]", "\u2581red", "\u2581blue", "s", "red"]
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            known = {"red": [1], "blue": [2], "s": [9, 3]}
+            return [[number for word in text.split() for number in known[word]] for text in texts]
+
+    tokenizer: Any = Marked()
+    assert set(" ".join(written_texts(tokenizer, np.array([0, 0, 0, 0, 1]), 20)).split()) == {"red", "blue"}
+
+
 def test_padding_is_that_of_the_batches() -> None:
     assert _padding_ratio(np.array([2, 4, 3, 3, 8]), 2) == (8 + 6 + 8) / 20
     assert _padding_ratio(np.full(2500, 7), 32) == 1
@@ -97,6 +112,10 @@ def test_calls_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--sentences", "0"], "--sentences must be at least 1. Got 0"),
         (["--threads", "0"], "--threads must be at least 1. Got 0"),
         (["--texts", "a", "--histogram", "b"], "--texts have lengths of their own"),
+        (
+            ["--model", str(tmp_path)],
+            f"has no config.json. Write one of a model or a run: python -m tools.convert to-hf {tmp_path} DIR",
+        ),
         (["--output", str(tmp_path / "no" / "file")], "a file in a folder that exists"),
     ):
         assert main(["infer", *more]) == 2

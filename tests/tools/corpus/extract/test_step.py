@@ -190,15 +190,17 @@ def test_text_ends_at_a_blank_line_and_books_with_their_file(tmp_path: Path) -> 
     (folder / "inner").mkdir(parents=True)
     (folder / "a.txt").write_bytes(b"\xef\xbb\xbfOne\r\nline two  \r\n\r\n \t\r\nTwo.\r\n")
     (folder / "inner" / "b.txt").write_bytes("\n\nDreißig\nVier".encode())
+    (folder / "inner" / "mac.txt").write_bytes(b"Five.\r\rSix.\rSeven.\r")
     (folder / "notes.md").write_text("no text")
     text = run(tmp_path / "text", folder, format="text")
-    assert texts(text) == ["One\nline two", "Two.", "Dreißig\nVier"]
+    assert texts(text) == ["One\nline two", "Two.", "Dreißig\nVier", "Five.", "Six.\nSeven."]
     for size in (1, 3, 8):
         cut = run(tmp_path / f"{size}", folder, format="text", unit_megabytes=size / 1e6, deduplicate=False)
         assert texts(cut) == texts(text)
     assert documents(run(tmp_path / "books", folder, format="books")) == [
         {"id": "a.txt", "title": "", "text": "One\nline two\n\nTwo."},
         {"id": "inner/b.txt", "title": "", "text": "Dreißig\nVier"},
+        {"id": "inner/mac.txt", "title": "", "text": "Five.\n\nSix.\nSeven."},
     ]
 
 

@@ -68,6 +68,14 @@ def test_a_blank_line_ends_a_document(tmp_path: Path) -> None:
             TextSource(tmp_path / name)
 
 
+def test_lines_may_end_with_cr_alone(tmp_path: Path) -> None:
+    """As of old Macs, and of Excel's "Text (Macintosh)"; where a file has LF, CR is a space."""
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOne.\rTwo.\r \r\rThree.\r")
+    assert list(TextSource(tmp_path).documents()) == ["One.\nTwo.", "Three."]
+    (tmp_path / "a.txt").write_bytes(b"One.\rTwo.\n\nThree.")
+    assert list(TextSource(tmp_path).documents()) == ["One.\rTwo.", "Three."]
+
+
 def test_the_fingerprint_follows_the_text_and_not_the_place(tmp_path: Path) -> None:
     prints = []
     for folder, name, content in (("1", "a", "x"), ("2", "a", "x"), ("3", "b", "x"), ("4", "a", "y")):

@@ -1,0 +1,66 @@
+"""Settings that change nothing are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.finetune.__main__ import COMMANDS
+from tools.training.arguments import parse
+from tools.training.config import read_config
+from tools.training.idle_settings import idle_settings
+
+RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--optimizer.floor 0.1", "optimizer.floor = 0.1 changes nothing: it is for optimizer.schedule = 'cosine' or"),
+        ("--optimizer.floor 0.1 --optimizer.schedule cosine", None),
+        (
+            "--optimizer.power 0.5",
+            "optimizer.power = 0.5 changes nothing: it is for optimizer.schedule = 'polynomial',",
+        ),
+        ("--optimizer.decay 0.5 --optimizer.schedule wsd", None),
+        ("--optimizer.decay-shape sqrt", "optimizer.decay_shape = 'sqrt' changes nothing"),
+        (
+            "--precision.loss-scale 8",
+            "precision.loss_scale = 8.0 changes nothing: it is for precision.compute = 'fp16'",
+        ),
+        ("--precision.growth-interval 8 --precision.compute fp16", None),
+        ("--speed.shadow-weights", "speed.shadow_weights = True changes nothing"),
+        ("--batch.multiple-of 3", "batch.multiple_of = 3 changes nothing: it is for batch.packing_rule = 'sequences'."),
+        ("--data.bin-width 3", "data.bin_width = 3 changes nothing"),
+        ("--data.max-sequences 3 --data.packing padded", "data.max_sequences = 3 changes nothing"),
+    ],
+)
+def test_what_changes_nothing_is_told(words: str, told: str | None) -> None:
+    found = idle_settings(parse([str(RECIPES / "quickstart.toml"), *words.split()]).settings)
+    assert [line[: len(told or "")] for line in found] == ([] if told is None else [told])
+
+
+def test_shipped_recipes_have_no_such_setting() -> None:
+    for path in RECIPES.glob("*.toml"):
+        assert idle_settings(read_config(path)) == []
+
+
+def test_of_fine_tuning_too() -> None:
+    for task, words, told in (
+        (
+            "rank",
+            ["--data.margin", "2"],
+            "data.margin = 2.0 changes nothing: it is for data.loss = 'margin', and it is",
+        ),
+        ("rank", ["--data.margin", "2", "--data.loss", "margin"], None),
+        ("classify", ["--data.separator", ";"], "data.separator = ';' changes nothing"),
+        ("classify", ["--optimizer.floor", "0.1"], "optimizer.floor = 0.1 changes nothing"),
+        ("classify", ["--model.start-from", "x", "--model.vocab", "None"], "model.std = 0.04 changes nothing"),
+    ):
+        kind = COMMANDS[task]
+        name = "embedded-rank.toml" if task == "rank" else "embedded.toml"
+        from tools.finetune.__main__ import parse as parse_task
+
+        found = parse_task([task, str(RECIPES / "finetune" / name), *words]).idle_settings()
+        assert [line[: len(told or "")] for line in found] == ([] if told is None else [told]), kind
