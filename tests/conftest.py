@@ -100,8 +100,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """How two processes share a run (`make test`, `make test-slow`): all tests with ranks and all whole jobs go to one,
-    where they take both cores in turn; beside it the other takes the rest, file by file, which takes one core or waits."""
+    """How two processes share a run (`make test`, `make test-slow`): tests with ranks and whole jobs go to one, where
+    they take both cores in turn; beside it the other takes the rest, file by file, which takes one core or waits."""
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksAlone(LoadScopeScheduling):

@@ -207,7 +207,7 @@ class AnswerTask:
     truncated = 0  # contexts are read whole, in windows
 
     def __init__(self, data: AnswerData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
-        parts = run_on_rank0(cube, lambda: read_parts(data, tokenizer, progress=True))
+        parts = run_on_rank0(cube, lambda: read_parts(data, tokenizer, progress=True), any_time=True)
         self.notes = parts.report
         self._settings = data.settings(no_answer=parts.train.impossible)
         self._find_threshold = parts.train.impossible and data.null_threshold is None

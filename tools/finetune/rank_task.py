@@ -48,7 +48,7 @@ class RankTask:
         self._data, self._options, self._cube = data, recipe.model, cube
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
         names = ["train", "dev", *(["test"] if data.test is not None else [])]
-        read = run_on_rank0(cube, lambda: {name: read_part(data, name, tokenizer) for name in names})
+        read = run_on_rank0(cube, lambda: {name: read_part(data, name, tokenizer) for name in names}, any_time=True)
         self.truncated = sum(part.truncated for part in read.values())
         self._parts: dict[str, RankPart] = {name: part for name, part in read.items() if name != "train"}
         self._check_relevant()

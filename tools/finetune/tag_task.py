@@ -140,7 +140,7 @@ class TagTask:
     def __init__(self, data: TagData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
         if data.special_tokens == "tokens":
             tokenizer.read_names()
-        read = run_on_rank0(cube, lambda: read_parts(data, tokenizer))
+        read = run_on_rank0(cube, lambda: read_parts(data, tokenizer), any_time=True)
         self.notes, self.labels, self._scheme = read.report, read.labels, read.scheme
         self.best = recipe.run.metric or ("accuracy" if read.scheme == "plain" else "f1")
         if self.best not in TAG_METRICS:

@@ -356,6 +356,7 @@ def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
             language=command.language,
             progress=sys.stderr.isatty(),
         ),
+        any_time=True,
     )
     return run_on_all_ranks(cube, lambda: load_corpus(folder))
 
