@@ -56,13 +56,20 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
     """For each parameter used by a function, whether the backward pass that runs now is to compute its gradient.
 
     `ctx.needs_input_grad` says what the forward pass knew. `backward(inputs=...)` and `torch.autograd.grad` ask for
-    some gradients alone, and the `.grad` of a parameter that they do not name must stay as it is.
+    some gradients alone, and the `.grad` of a parameter that they do not name must stay as it is; as must that of one
+    that was frozen since (torch's own node adds nothing to it then either).
 
     Raises:
         ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
     """
     nodes = {id(node.variable): node for node, _ in ctx.next_functions if hasattr(node, "variable")}
-    return [id(parameter) in nodes and _is_executed(nodes[id(parameter)]) for parameter in parameters]
+    return [
+        parameter is not None
+        and parameter.requires_grad
+        and id(parameter) in nodes
+        and _is_executed(nodes[id(parameter)])
+        for parameter in parameters
+    ]
 
 
 def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:

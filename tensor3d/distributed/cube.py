@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
-from weakref import finalize
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import optimizer as torch_optim
 
 from tensor3d.distributed import group_teardown, process_group
 from tensor3d.distributed.collectives import Axis, open_group
@@ -141,6 +143,7 @@ class Cube:
                 (self._life, group_teardown.forget_meshes_at_end),
             ):
                 finalize(owner, at_end).atexit = False
+            _tell_of_steps(self.mesh)
         self._axes[()] = self._made((), (rank,), None)
         for name in AXES:
             self._axes[name,] = self._axis(name)
@@ -418,6 +421,19 @@ class Cube:
     def __repr__(self) -> str:
         place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
+
+
+def _tell_of_steps(mesh: DeviceMesh) -> None:
+    """While the mesh lives, parameters on it count the steps of any optimiser of torch as changes: foreach and fused
+    operators leave the counters of a DTensor as they are, and a graph from before the step would go back through the
+    new weights without a word. So autograd refuses it, as it does of plain parameters."""
+    handle = torch_optim.register_optimizer_step_post_hook(partial(_count_step, ref(mesh)))
+    finalize(mesh, handle.remove).atexit = False
+
+
+def _count_step(of: ref[DeviceMesh], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    mesh, stepped = of(), [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    torch.autograd.graph.increment_version([p for p in stepped if getattr(p, "device_mesh", None) is mesh])
 
 
 class _Life:

@@ -114,6 +114,28 @@ def gradients_of_some_parameters(cube: Cube) -> Any:
     return sorted(some), len(every), all(torch.equal(some[name], every[name]) for name in some)
 
 
+def frozen_before_the_backward_pass(cube: Cube) -> Any:
+    """As torch's own node, which adds nothing to a parameter that is frozen by then."""
+    layers = nn.Sequential(Linear3D(8, 8, cube, "z", std=0.5), Linear3D(8, 8, cube, "y", std=0.5))
+    loss = layers(torch.randn(4, 8 // cube.shape.z)).square().sum()
+    for frozen in (layers[0].weight, layers[1].bias):
+        frozen.requires_grad_(False)
+    loss.backward()
+    return [name for name, parameter in layers.named_parameters() if parameter.grad is not None]
+
+
+def stepped_before_the_backward_pass(cube: Cube) -> Any:
+    """A graph from before a step goes back through weights that are gone: torch refuses it."""
+    layer = Linear3D(8, 8, cube, "z", std=0.5)
+    optimizer = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)  # which leaves the counters of a DTensor alone
+    loss = layer(torch.randn(4, 8 // cube.shape.z, requires_grad=True)).square().sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError) as refused:
+        loss.backward()
+    return "modified by an inplace operation" in str(refused.value)
+
+
 def autograd_grad_of_a_parameter(cube: Cube) -> Any:
     layer = Linear3D(8, 8, cube)
     message = refusal(lambda: torch.autograd.grad(layer(torch.ones(4, 8 // cube.shape.z)).sum(), layer.weight))
@@ -252,6 +274,8 @@ CASES: dict[Callable[[Cube], Any], Any] = {
     clipping_of_two_types: 4.0,
     gradients_of_an_input_alone: (True, True),
     gradients_of_some_parameters: (["0.weight", "1.bias"], 4, True),
+    frozen_before_the_backward_pass: ["0.bias", "1.weight"],
+    stepped_before_the_backward_pass: True,
     gradients_in_the_order_of_their_parameter: True,
     gradients_that_travel: (6, 2),
     layouts_that_differ_in_name_alone: torch.Size((3, 4)),
