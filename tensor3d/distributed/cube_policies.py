@@ -26,10 +26,10 @@ class ExecutionPolicy:
     overlap: bool = True
     """Collectives travel under products: gathers are issued early, the next product's weight is gathered ahead, sums
     leave as soon as they can (those over data while backward runs) and are waited for late. Not: each is waited for
-    where it is issued. The results are the same bits. One thing to know: between two layers of one pass, a weight must
-    not be edited in place in a way that its version counter does not show (`.data`, foreach and fused operators on a
-    DTensor), nor on some ranks alone; before, between and after passes it may. The weights of the last two backward
-    passes are held; `cube.ahead.forget()` lets go of them."""
+    where it is issued, and those over data leave at the end of a pass. The results are the same bits. One thing to
+    know: between two layers of one pass, a weight must not be edited in place in a way that its version counter does
+    not show (`.data`, foreach and fused operators on a DTensor), nor on some ranks alone; before, between and after
+    passes it may. The weights of the last two backward passes are held; `cube.ahead.forget()` lets go of them."""
     weight_group_bytes: int | None = None
     """A block's weights travel over x together, in one gather forward, one backward, and one sum of their gradients,
     where what a rank gathers of them is at most this: fewer collectives, more memory. None: 64 MiB where y and z are 1,

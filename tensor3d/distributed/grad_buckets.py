@@ -142,6 +142,11 @@ class BucketPlan:
         self.order = sorted(range(len(self.buckets)), key=complete.__getitem__)
         """In which buckets leave."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a bucket may still travel when it has left."""
+        return all(axis.overlap for axis in self.axes.values())
+
     def first_bucket(self, slot: GradSlot) -> int:
         """Of the buckets in which a gradient travels."""
         pieces = self.pieces[slot.number]
@@ -224,6 +229,11 @@ class GradBuckets:
     def has_sent(self) -> bool:
         """Whether a bucket has left: then every rank must send all of them."""
         return self._next > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients of the plan are there."""
+        return len(self._given) == len(self.plan.slots)
 
     def takes(self, number: Number, gradient: Tensor, over: Axis) -> bool:
         """Whether there is still room for this gradient."""

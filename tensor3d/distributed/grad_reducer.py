@@ -207,9 +207,10 @@ class GradReducer:
         plan, aside = self._early.plan, [other for other in self._relatives if other is not self and other._passes]
         current = _BackwardPass(inner=bool(self._passes))
         if plan is not None and not self._holding and not current.inner:
-            # Of two cubes in one pass, neither knows when the other sends.
-            memory = self._early.memory if self.keeps_buckets else None
-            current.buckets = GradBuckets(plan, early=not aside, kept=memory)
+            # Of two cubes in one pass, neither knows when the other sends. And who waits for a sum where it is issued
+            # would wait for ranks that have not used what is in it, which are at the end of their pass.
+            memory, overlaps = self._early.memory if self.keeps_buckets else None, plan.overlaps
+            current.buckets = GradBuckets(plan, early=overlaps and not aside, kept=memory)
         for other in aside:
             for running in other._passes.values():
                 if running.buckets is not None:
@@ -414,7 +415,10 @@ class GradReducer:
         for key in list(current.entries | self._held) if current.buckets is not None else ():
             entry = current.entries.get(key) or self._held[key]
             self._put(current, entry.parameter, None)
-        held, self._held = self._held, {}
+        # What a pass around this one has put into its buckets already, it sums itself.
+        around = {id(entry.parameter) for other in self._passes.values() for entry in other.sent.values()}
+        held = {key: entry for key, entry in self._held.items() if key not in around}
+        self._held = {key: entry for key, entry in self._held.items() if key in around}
         unsummed, self._unsummed_while_holding = self._unsummed_while_holding, {}
         gone = {id(entry.parameter) for entry in current.sent.values()}
         for key, entry in held.items():

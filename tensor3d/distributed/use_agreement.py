@@ -77,8 +77,8 @@ class UseAgreement:
     not used it looks it up once among the objects of its process, and holds it from then on.
 
     Of buckets that travel while a pass runs, a rank may have sent more than another when they compare. Where any has
-    sent one, all send all of them, with zeros for what they do not have. Where none has, as in a pass through another
-    model, what is in them is summed with the rest.
+    sent one, or all are full everywhere, all send all of them, with zeros for what they do not have. Else, as in a pass
+    through another model, what is in them is summed with the rest.
 
     Args:
         everyone: all ranks of the cube, on a group through which hosts can speak, and on which no bucket travels.
@@ -137,7 +137,7 @@ class UseAgreement:
                 f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "
                 'with shard_over_data="gradients". Make it on every rank before the first backward pass.'
             )
-        if buckets is not None and any(each.has_sent for each in by_rank):
+        if buckets is not None and (any(each.has_sent for each in by_rank) or (alike and buckets.is_full)):
             buckets.finish()
         else:
             for number, entry in sent.items():

@@ -7,6 +7,7 @@ import gc
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, ExecutionPolicy, Linear3D, MixedPrecisionPolicy, check_copies, clip_gradients, local
 from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.data_shares import is_whole, share, share_placements
 from tensor3d.optim import GradScaler, decay_groups
 from tests.optim.zoo import BETAS, EPS, KINDS, Optimizer
@@ -359,15 +361,15 @@ def test_what_cannot_be_is_refused_on_every_rank() -> None:
 
 @small_buckets(2**12)
 def _held() -> list[tuple[int, int]]:
-    """The most that backward adds, and what stays of it, of each pass; exact where sums are waited for at once."""
-    cube = Cube(data=4, speed=ExecutionPolicy(overlap=False))
+    """The most that backward adds, and what stays of it, of each pass; exact where shares are there at once."""
+    cube = Cube(data=4)
     cube.manual_seed(0)
     model = nn.Sequential(*(Linear3D(64, 64, cube, "y" if part % 2 else "z", bias=False) for part in range(8)))
     cube.ledger.shard_gradients()
     found = []
     for _ in range(3):
         loss = model(torch.ones(2, 64)).sum()
-        with LiveBytes() as live:
+        with LiveBytes() as live, mock.patch.object(CommHandle, "has_arrived", True):
             for parameter in model.parameters():
                 live.follow(local(parameter))
             before = live.now
@@ -384,7 +386,7 @@ def test_a_pass_holds_shares_and_what_travels() -> None:
     """Of eight gradients of 16 KiB. The first pass knows no order, and holds all of them at its end."""
     one = 4 * 64 * 64
     for first, *others in run_ranks(4, _held):
-        assert 8 * one <= first[0] <= 10 * one
+        assert 8 * one <= first[0] <= 11 * one
         for peak, stays in others:
             assert stays == 8 * one // 4
             assert peak <= stays + 3 * one, "one gradient, its bucket, and what gloo receives of it"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
+from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
 from tensor3d.sharding.param_layout import copies
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
@@ -145,6 +145,27 @@ def test_a_parameter_of_another_cube_is_not_taken_for_it() -> None:
     for worst, untouched in run_ranks(2, _beside_other_cubes):
         assert worst <= 1e-5
         assert untouched
+
+
+def _waiting_for_each_sum() -> float:
+    """What is summed is waited for where it is issued; one rank leaves out what two passes have had alike."""
+    cube, single = Cube(data=2, speed=ExecutionPolicy(overlap=False)), Cube.single()
+    models = [nn.Sequential(*(RMSNorm3D(HIDDEN, each, "z") for _ in range(3))) for each in (cube, single)]
+    inputs = torch.arange(8.0 * HIDDEN).view(2, 4, HIDDEN).sin()
+    ours, theirs = models
+    for skipped in (0, 0, 1, 0):
+        ours.zero_grad(), theirs.zero_grad()
+        for place, x in enumerate(inputs):
+            theirs[skipped * place :](x).cos().sum().backward()
+        ours[skipped * cube.coordinate["data"] :](inputs[cube.coordinate["data"]]).cos().sum().backward()
+    return max(
+        error(full(own.grad), full(one.grad)) for own, one in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
+
+
+def test_ranks_that_wait_for_each_sum_may_differ() -> None:
+    for worst in run_ranks(2, _waiting_for_each_sum, timeout=20.0):
+        assert worst <= 1e-5
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -68,6 +68,20 @@ def accumulated_beside_a_pass_without_the_head(t: Trial) -> float:
     worst = max(error(full(parameters[name].grad), wanted[name] + other[name]) for name in wanted)
     t.model.zero_grad()
     return worst
+
+
+def accumulated_around_a_pass_within(t: Trial) -> float:
+    """What the pass around a reentrant checkpoint has sent already, with what was held back, counts once."""
+    first, last = (Linear3D(HIDDEN, HIDDEN, t.cube, face, std=0.5) for face in ("z", "y"))
+    x = torch.linspace(-1, 1, 4 * HIDDEN // t.cube.shape.z).view(4, -1).requires_grad_()
+    found = []
+    for within in (False, False, True):  # what was alike twice goes by a plan from then on
+        for hold in (t.cube.no_sync(), nullcontext()):
+            with hold:
+                last(checkpoint(first, x, use_reentrant=True) if within else first(x)).cos().sum().backward()
+        found.append([local(p.grad) for p in (*first.parameters(), *last.parameters())])  # type: ignore[arg-type]
+        first.zero_grad(), last.zero_grad()
+    return max(error(a, b) for a, b in zip(found[0], found[2], strict=True))
 
 
 def given_up(t: Trial) -> float:
@@ -146,6 +160,7 @@ SCENARIOS: tuple[Callable[[Trial], float], ...] = (
     one_graph_twice,
     accumulated,
     accumulated_beside_a_pass_without_the_head,
+    accumulated_around_a_pass_within,
     given_up,
     failed_then_good,
     failed_with_a_graph_already_there,
