@@ -386,7 +386,7 @@ def test_a_pass_holds_shares_and_what_travels() -> None:
     """Of eight gradients of 16 KiB. The first pass knows no order, and holds all of them at its end."""
     one = 4 * 64 * 64
     for first, *others in run_ranks(4, _held):
-        assert 8 * one <= first[0] <= 11 * one
+        assert 8 * one <= first[0] <= 10.5 * one
         for peak, stays in others:
             assert stays == 8 * one // 4
-            assert peak <= stays + 3 * one, "one gradient, its bucket, and what gloo receives of it"
+            assert peak <= stays + 3.1 * one, "one gradient, its bucket, and what gloo receives of it"
