@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
 
@@ -104,10 +105,17 @@ class CubeGroups:
         ended = self._living()
         self._groups.clear()
         for group in ended:
-            dist.destroy_process_group(group)
+            destroy(group)
             del group
         for thread in let_go(ended):
             thread.join()
+
+
+def destroy(group: dist.ProcessGroup) -> None:
+    """Ends a group that another thread may be ending just now, or has ended: while it is shut down Python goes on, and
+    torch's tables lose it once."""
+    with suppress(KeyError, ValueError):
+        dist.destroy_process_group(group)
 
 
 def let_go(groups: list[dist.ProcessGroup]) -> list[threading.Thread]:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from tensor3d.distributed.group_teardown import let_go
+from tensor3d.distributed.group_teardown import destroy, let_go
 from tensor3d.live_objects import objects_of
 from tensor3d.testing.process_state import ProcessState
 from tensor3d.testing.processes import PRELOAD, Rank, check_may_start, collect, end, hang_error, pickled, start
@@ -270,7 +270,7 @@ def _settle(
     left = state.put_back()
     groups = [group for group in group_table() if group is not dist.group.WORLD]
     for group in groups:
-        dist.destroy_process_group(group)
+        destroy(group)  # which a thread of a cube that ended by itself may be at
         del group
     # A mesh equals any other of its shape: one that DTensor has in a cache would be used although its groups are gone.
     forget_shardings()

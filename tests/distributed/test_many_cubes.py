@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 
 from tensor3d import Cube, ExecutionPolicy, Linear3D, all_reduce_replicated, distribute, shard
+from tensor3d.distributed.group_teardown import destroy
 from tensor3d.sharding.param_layout import matrix
+from tensor3d.torch_private import group_table
 from tests.ranks import run_fresh_ranks, run_ranks
 from tests.single_device_reference import full, ranks_of
 
@@ -164,3 +167,32 @@ def test_a_process_ends_well_while_what_a_cube_left_is_collected(tmp_path: Path)
     """Tensors that a thread frees while Python is taken apart end the process by SIGABRT."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "store")], capture_output=True, timeout=99)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def _ended_by_two() -> tuple[list[str], bool]:
+    """Two threads end one group at once: a cube's that nobody has any more, and whoever ends all groups."""
+    group, both = dist.new_group([0]), threading.Barrier(2, timeout=20)
+    shutdown, problems = dist.ProcessGroup.shutdown, []
+
+    def beside(group: dist.ProcessGroup) -> None:
+        both.wait()
+        shutdown(group)
+
+    def end() -> None:
+        try:
+            destroy(group)
+        except Exception as problem:
+            problems.append(repr(problem))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist.ProcessGroup, "shutdown", beside)
+        threads = [threading.Thread(target=end) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return problems, group in group_table()
+
+
+def test_a_group_may_be_ended_by_two_threads_at_once() -> None:
+    assert run_ranks(1, _ended_by_two) == [([], False)]
