@@ -400,4 +400,32 @@ MUTATIONS = (
         new="    pass",
         tests=("tests/tools/training/test_speed_recipe.py::test_and_by_benchmarks_of_a_recipe",),
     ),
+    Mutation(
+        "cr-alone-is-one-line",
+        "tools/corpus/quick/text_sources.py",
+        old='found = found or b"\\r" in block',
+        new="found = False",
+        tests=("tests/tools/corpus/quick/test_text_sources.py::test_lines_may_end_with_cr_alone",),
+    ),
+    Mutation(
+        "cr-alone-is-one-document",
+        "tools/corpus/extract/format_readers.py",
+        old='[text] if b"\\n" in data else text.split("\\n\\n")',
+        new="[text]",
+        tests=("tests/tools/corpus/extract/test_step.py",),
+    ),
+    Mutation(
+        "two-ids-of-a-query",
+        "tools/finetune/rank_data.py",
+        old="and name != own.id:",
+        new="and False:",
+        tests=("tests/tools/finetune/test_rank_data.py::test_files_that_cannot_be_used",),
+    ),
+    Mutation(
+        "losses-by-labels-read-all-logits",
+        "tools/bench/operators.py",
+        old=', "nll_loss_forward": ("self", "target")',
+        new="",
+        tests=("tests/tools/bench/test_operators.py",),
+    ),
 )

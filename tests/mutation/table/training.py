@@ -201,4 +201,18 @@ MUTATIONS = (
         new="return side**3 / best",
         tests=("tests/tools/training/test_estimate.py",),
     ),
+    Mutation(
+        "idle-settings-untold",
+        "tools/training/idle_settings.py",
+        old="if not rule.works",
+        new="if rule.works",
+        tests=("tests/tools/training/test_idle_settings.py",),
+    ),
+    Mutation(
+        "skipped-steps-of-fine-tuning-untold",
+        "tools/finetune/seed_sweep.py",
+        old="if (skipped := trainer.state.skipped_steps) and",
+        new="if (skipped := 0) and",
+        tests=("tests/tools/finetune/test_main.py::test_steps_that_fp16_skips_are_told",),
+    ),
 )
