@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from models.bert import BertForPreTraining
 from tensor3d import Cube
+from tensor3d.checkpoint import read_progress
 from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses, on_rank
 from tools import pretrain
@@ -87,6 +88,8 @@ def test_resume_on_the_same_cube_is_exact(finished: Path, recipe: Path, tmp_path
     """With dropout: the random streams are restored too."""
     whole = losses(finished)
     assert resumed(finished, tmp_path, recipe, "1x1x1", 1) == {step: whole[step] for step in (4, 5, 6)}
+    progress = read_progress(tmp_path / "resumed/checkpoints/step-00000006")
+    assert progress["losses"] == pytest.approx(list(whole.values())), "against which a spike is seen"
 
 
 def test_checkpoints_hold_the_histories_of_delayed_scales(recipe: Path, tmp_path: Path) -> None:

@@ -71,19 +71,25 @@ class LossSpikeDetector:
 
     Args:
         factor: in standard deviations, as far as the loss is normally distributed. 0: nothing is reported.
+        losses: of the steps before, of a run that is resumed.
 
     Raises:
         ValueError: a window below 3, or a factor below 0.
     """
 
-    def __init__(self, window: int = 100, factor: float = 10.0) -> None:
+    def __init__(self, window: int = 100, factor: float = 10.0, losses: Iterable[float] = ()) -> None:
         if window < 3:
             raise ValueError(f"a spike is seen against at least 3 losses. Got window={window}.")
         if not 0 <= factor < math.inf:
             raise ValueError(f"factor must be a number of usual deviations, at least 0 (0: off). Got {factor}.")
         self._factor = factor
-        self._last: deque[float] = deque(maxlen=window)
+        self._last = deque(losses, maxlen=window)
         self._above = False
+
+    @property
+    def losses(self) -> list[float]:
+        """Those against which the next is held."""
+        return list(self._last)
 
     def update(self, step: int, loss: float) -> str | None:
         """A sentence where a spike begins. A loss that is not finite is no spike and is left out."""

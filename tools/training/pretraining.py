@@ -312,6 +312,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         state.remarks += self.state.remarks
         checkpoint.load(folder, self.model, self.optimizer, self.cube, extra=self._extra())
         self.state = state
+        self._spikes = LossSpikeDetector(factor=self.recipe.run.loss_spike, losses=progress.get("losses", ()))
         if progress["ranks"] != self.cube.shape.ranks:  # no streams to go on with: others than those at the start
             self.cube.manual_seed(mix(self.recipe.run.seed, self.state.step))
         if different := differences(progress, self.recipe):
@@ -327,7 +328,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
         state = self.state
         state.seconds = time.monotonic() - state.began
-        progress = run_facts(self.recipe, self.needed_corpus) | state.to_dict()
+        progress = run_facts(self.recipe, self.needed_corpus) | state.to_dict() | {"losses": self._spikes.losses}
         self.at("checkpoint")
         state.stall += checkpoints.save(state.step, self.model, self.optimizer, progress, self._extra(), wait=wait)
 

@@ -146,6 +146,16 @@ def test_what_is_not_finite_is_no_spike_and_does_not_spoil_the_window() -> None:
     assert spikes(losses) == [250]
 
 
+def test_a_resumed_run_is_held_against_the_losses_before() -> None:
+    before = LossSpikeDetector(100)
+    for step in range(150):
+        assert before.update(step, 2.0 + 0.01 * (step % 5)) is None
+    told = LossSpikeDetector(100, losses=before.losses).update(150, 9.0)
+    assert told is not None
+    assert "in the 100 steps before" in told
+    assert LossSpikeDetector(100).update(150, 9.0) is None
+
+
 def test_switched_off() -> None:
     assert spikes([1.0] * 200 + [100.0], factor=0.0) == []
 
