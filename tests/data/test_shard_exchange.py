@@ -115,7 +115,7 @@ def test_batches_are_those_of_ranks_that_read_everything(
     ("batch", "start", "end", "every"),
     [
         (4, 0, 60, 1),  # at the end of an epoch some ranks have packs of one epoch only
-        (4, 20, 80, 3),  # and where a run begins there
+        pytest.param(4, 20, 80, 3, marks=pytest.mark.slow),  # and where a run begins there
         (272, 0, 4, 1),  # a step of several epochs
     ],
 )

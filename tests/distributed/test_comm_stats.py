@@ -31,7 +31,7 @@ from tensor3d.distributed.cube_shape import AXES
 from tensor3d.sharding.activation_layout import other
 from tensor3d.sharding.matmul import Reshard
 from tests.ranks import run_ranks
-from tests.single_device_reference import name_of
+from tests.single_device_reference import fast_alone, name_of
 
 Shape = tuple[int, int, int, int]
 
@@ -236,7 +236,7 @@ def _layers(shape: Shape) -> list[tuple[str, CommStats, Wanted]]:
     return found
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)], ids=name_of)
+@pytest.mark.parametrize("shape", fast_alone((2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2, 2)))
 def test_layers_move_what_their_closed_forms_say(shape: Shape) -> None:
     for result in run_ranks(8, _layers, shape):
         for name, count, wanted in result:

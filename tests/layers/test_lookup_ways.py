@@ -135,7 +135,9 @@ def _ways(shape: Shape) -> list[tuple[str, dict[str, float]]]:
     return errors
 
 
-@pytest.mark.parametrize("shape", fast_alone((2, 2, 2, 1), (3, 2, 1, 1), (4, 1, 2, 1), (2, 1, 2, 2), (5, 1, 1, 1)))
+@pytest.mark.parametrize(
+    "shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (3, 2, 1, 1), (4, 1, 2, 1), (2, 1, 2, 2), (5, 1, 1, 1))
+)
 def test_every_way_gives_the_same(shape: Shape) -> None:
     for result in run_ranks(ranks_of(shape), _ways, shape):
         for name, errors in result:

@@ -117,7 +117,13 @@ def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
 
 
 @pytest.mark.parametrize(
-    "shape, rows", [((2, 1, 1, 1), 96), ((2, 1, 1, 1), 512), ((2, 1, 2, 1), 512), ((2, 1, 2, 1), 96)]
+    "shape, rows",
+    [
+        ((2, 1, 1, 1), 96),
+        pytest.param((2, 1, 1, 1), 512, marks=pytest.mark.slow),
+        ((2, 1, 2, 1), 512),
+        pytest.param((2, 1, 2, 1), 96, marks=pytest.mark.slow),
+    ],
 )
 def test_the_weight_stays_for_backward(shape: Shape, rows: int) -> None:
     """The most held at once grows by the weight at most."""

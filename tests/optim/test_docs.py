@@ -30,6 +30,7 @@ def _run(code: str) -> list[float]:
     return list(names["history"])
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_document() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     alone = _run(code.replace("from_env(2, 2, 2,", "from_env(1, 1, 1,"))

@@ -80,10 +80,10 @@ def classified(
 def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
     outputs = 1 if regression else 3
     _, model, _, twin = make_twins(lambda cube: BertForSequenceClassification(CONFIG, outputs, cube), shape)
-    texts = some_texts(13)
+    texts = some_texts(8)
     classes = torch.arange(len(texts)) % 3
     labels, fill = (classes.to(torch.get_default_dtype()) - 0.7, torch.nan) if regression else (classes, -100)
-    loss = classified(model, texts, labels, fill, 9)
+    loss = classified(model, texts, labels, fill, 5)
 
     logits = torch.cat([twin.logits(alone(text).batch)[:1] for text in texts])
     wanted = F.mse_loss(logits[:, 0], labels) if regression else F.cross_entropy(logits, labels)
@@ -95,17 +95,17 @@ def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
 def weighted_errors(shape: Shape, several: bool) -> dict[str, float]:
     """With classes that count differently and labels that are smoothed; or several labels of each text."""
     _, model, _, twin = make_twins(lambda cube: BertForSequenceClassification(CONFIG, 3, cube), shape)
-    texts, weights, share = some_texts(13), torch.tensor([0.5, 2.0, 1.25]), 0.1
+    texts, weights, share = some_texts(8), torch.tensor([0.5, 2.0, 1.25]), 0.1
     logits = torch.cat([twin.logits(alone(text).batch)[:1] for text in texts])
     classes = torch.arange(len(texts)) % 3
     if several:
         labels = (torch.arange(len(texts)).unsqueeze(1) % torch.tensor([2, 3, 5]) == 0).to(weights.dtype)
-        loss = classified(model, texts, labels, torch.nan, 9, weights=weights, smoothing=share)
+        loss = classified(model, texts, labels, torch.nan, 5, weights=weights, smoothing=share)
         smooth = labels * (1 - share) + share / 2
         wanted = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
     else:
         counted = float(weights[classes].sum())
-        loss = classified(model, texts, classes, -100, 9, counted, weights=weights, smoothing=share)
+        loss = classified(model, texts, classes, -100, 5, counted, weights=weights, smoothing=share)
         wanted = F.cross_entropy(logits, classes, weights, label_smoothing=share)
     wanted.backward()
     return {"loss": error(loss, wanted)} | gradient_errors(model, twin)
@@ -123,9 +123,9 @@ def answered(model: Any, texts: list[EncodedText], spans: Tensor, micro: int) ->
 
 def answering_errors(shape: Shape) -> dict[str, float]:
     _, model, _, twin = make_twins(lambda cube: BertForQuestionAnswering(CONFIG, cube), shape)
-    texts = some_texts(13)
+    texts = some_texts(8)
     spans = torch.tensor([[i % len(text.ids), len(text.ids) - 1] for i, text in enumerate(texts)])
-    loss = answered(model, texts, spans, 9)
+    loss = answered(model, texts, spans, 5)
 
     logits = [twin.logits(alone(text).batch)[: len(text.ids)] for text in texts]
     losses = [F.cross_entropy(each.t(), span) for each, span in zip(logits, spans, strict=True)]
@@ -152,12 +152,12 @@ def tagged(model: Any, texts: list[EncodedText], labels: list[np.ndarray], targe
 def tagging_errors(shape: Shape) -> dict[str, float]:
     """Some tokens have no label, so that the mean over texts would be another one than that over labels."""
     _, model, _, twin = make_twins(lambda cube: BertForTokenClassification(CONFIG, 5, cube), shape)
-    texts = some_texts(13)
+    texts = some_texts(8)
     labels = [(text.ids + i) % 5 for i, text in enumerate(texts)]
     for own in labels:
         own[::3] = -100
     targets = int(sum((own >= 0).sum() for own in labels))
-    loss = tagged(model, texts, labels, targets, 9)
+    loss = tagged(model, texts, labels, targets, 5)
 
     logits = torch.cat([twin.logits(alone(text).batch)[: len(text.ids)] for text in texts])
     wanted = F.cross_entropy(logits, torch.from_numpy(np.concatenate(labels)))
@@ -171,7 +171,7 @@ def tagging_errors(shape: Shape) -> dict[str, float]:
 
 def said_errors(shape: Shape) -> dict[str, float]:
     _, model, single, twin = make_twins(lambda cube: BertForPreTraining(CONFIG, cube), shape)
-    texts = some_texts(13)
+    texts = some_texts(8)
     hidden = [gather(twin.bert(alone(text).batch), single, "z")[: len(text.ids)].detach() for text in texts]
     vectors = {
         "cls": error(sentence_vectors(model.bert, texts, "cls"), torch.stack([h[0] for h in hidden])),
