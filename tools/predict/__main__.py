@@ -20,6 +20,7 @@ from tensor3d.distributed.process_group import is_launched
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft, not_plain_text
 from tools.common.garbage import loaded_objects_left_alone
+from tools.corpus.quick.text_sources import has_cr_alone
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.loading import check_folder, load
@@ -112,7 +113,7 @@ class PredictCommand(CubeCommand):
         check_folder(self.model, self.task, self.shape, max_length=self.max_length)
 
     def _check_kind(self) -> None:
-        """Raises ValueError for a file whose lines are neither texts nor JSON, by its suffix."""
+        """Raises ValueError for a file whose lines are neither texts nor JSON, by its suffix, or end with CR alone."""
         kind = None if self.file is None else not_plain_text(self.file)
         if kind == "a table":
             raise ValueError(
@@ -124,6 +125,12 @@ class PredictCommand(CubeCommand):
             raise ValueError(
                 f"{self.file} is JSON by its suffix, and with --plain its marks and keys would be text. Leave out "
                 "--plain; where each line is a text all the same, name the file *.txt."
+            )
+        # What is read as it comes, from a pipe, too, cannot be looked through for a line that ends otherwise.
+        if self.file is not None and self.file.is_file() and has_cr_alone(self.file):
+            raise ValueError(
+                f"{self.file} has lines that end with CR alone, as of old Macs, and all of it would be one text. Write "
+                f"it with LF: tr '\\r' '\\n' < {self.file} > NEW"
             )
 
     def _check_even(self, reason: str = "") -> None:

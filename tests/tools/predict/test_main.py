@@ -116,6 +116,12 @@ def test_what_is_no_plain_text_is_refused(
         assert words in capsys.readouterr().err
 
 
+def test_lines_that_end_with_cr_alone_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mac.txt").write_bytes(b"a fox\ra hill\r")
+    assert main(["classify", str(tmp_path), "--file", str(tmp_path / "mac.txt"), "--plain"]) == 2
+    assert "mac.txt has lines that end with CR alone" in capsys.readouterr().err
+
+
 def test_lines_of_json_are_no_plain_text() -> None:
     for line, is_text in ((b'{"text": "a fox"}\n', False), (b"{a fox}\n", True), (b'{"fox": 1}\n', True)):
         found = query_of_line(line, Fields(), 3, is_plain=True)
