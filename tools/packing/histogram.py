@@ -75,7 +75,9 @@ def read_histogram(path: Path) -> NDArray[np.int64]:
     for length, count in enumerate(counts):
         # A bool is an int to Python, not to us.
         if not isinstance(count, int) or isinstance(count, bool) or count > _LARGEST:
-            raise ValueError(f"{path}: counts must be whole numbers. Got {count!r} for length {length}.")
+            raise ValueError(
+                f"{path}: counts must be whole numbers, at most {_LARGEST:,}. Got {count!r} for length {length}."
+            )
         if count < 0:
             raise ValueError(f"{path}: counts must be at least 0. Got {count} for length {length}.")
     histogram = np.array(counts, dtype=np.int64)
