@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tools.common.files import parsed_json, read_file
 from tools.corpus.tokenizers.base import FILES, Kind, TextLayout, Tokenizer, read
 from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
+from tools.corpus.tokenizers.library_rules import BERT, PROBE, RULES, contradiction, rules_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import count_cased, is_cased, read_vocabulary
 
@@ -126,12 +126,13 @@ _OF_BERT = _classes(
 _ALSO_OF_BERT = _classes("ConvBert", "RetriBert")
 """Of a vocabulary by itself they make those too; a tokenizer.json they take as it is."""
 _AS_IT_IS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-_OF_SENTENCEPIECE = _classes("Albert", "BigBird")
-"""Classes whose ids are those of the sentencepiece model."""
-_OF_ROBERTA = _classes("Camembert", "Roberta", "XLMRoberta")
-_OF_JSON = _OF_SENTENCEPIECE | _OF_ROBERTA | _classes("Deberta", "DebertaV2")
-"""Classes whose tokenizer.json says what they do."""
-_WITHOUT_TYPES = _OF_ROBERTA | _classes("DistilBert") | {"TokenizersBackend"}
+_OF_SENTENCEPIECE = _classes("BigBird")
+"""Classes whose ids are those of the sentencepiece model. ALBERT's changes case, accents and quotes before."""
+_OF_JSON = frozenset(f"{name}{fast}" for name in RULES for fast in ("", "Fast"))
+"""Classes that a tokenizer.json gives the pieces."""
+_WITHOUT_TYPES = _classes("Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "Roberta", "XLMRoberta") | {
+    "TokenizersBackend"
+}
 """Classes that give no types where `model_input_names` is not said."""
 _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
     {
@@ -203,49 +204,40 @@ def check_class(folder: Path, kind: Kind, file: Path, remedy: str) -> None:
         if "tokenizer_class" not in read_config(where):
             said = f"model_type = {read_config(where)['model_type']!r}, whose class is {name}"
         raise ValueError(f"{where} has {said}, by which {file.name} alone does not give the ids. {remedy}")
-    if kind == "json" and name in _OF_BERT:
+    if kind == "json":
         _check_json(folder, file, name)
 
 
 def _check_json(folder: Path, file: Path, name: str) -> None:
-    """A tokenizer.json of BERT's class cuts text as the settings beside it say."""
-    from tokenizers import normalizers, pre_tokenizers
-
+    """A tokenizer.json cuts text as its class does by the settings beside it, where that goes by those alone."""
+    rules = BERT if name in _OF_BERT else rules_of(name)
+    if rules is None:
+        return
     made = JsonTokenizer(file)
-    if not made.is_wordpiece:
+    if rules is BERT and not made.is_wordpiece:
         return  # such as XLM-R's in a BERT: the file is all that says what to do
     settings = read_config(folder / CONFIG)
-    told = {key: settings.get(key, default) for key, default in _CASE.items()}
-    accents = told["strip_accents"]
-    clean = normalizers.BertNormalizer(
-        lowercase=bool(told["do_lower_case"]),
-        strip_accents=None if accents is None else bool(accents),
-        handle_chinese_chars=bool(told["tokenize_chinese_chars"]),
-    )
-    cut = pre_tokenizers.BertPreTokenizer()
-    problem = made.of_other_words_than_bert
-    for text in () if problem else _PROBE:
-        wanted, found = [part for part, _ in cut.pre_tokenize_str(clean.normalize_str(text))], made.cut(text)
-        if wanted != found:
-            at = next(place for place, (one, other) in enumerate(zip_longest(wanted, found)) if one != other)
-            problem = f"{' '.join(found[at : at + 2])!r} where the settings give {' '.join(wanted[at : at + 2])!r}"
-            break
-    if problem:
+    told = {key: settings.get(key, default) for key, default in rules.settings.items()}
+    if problem := contradiction(made, name, rules, told):
         said = ", ".join(
             f"{key} = {json.dumps(value)}{'' if key in settings else ' (its default)'}" for key, value in told.items()
         )
+        example = (
+            f'Write into {CONFIG} what the model was trained with, such as {{"do_lower_case": false}}; or, for'
+            if "do_lower_case" in rules.settings
+            else f"Write into {CONFIG} what the model was trained with; or, for"
+        )
         raise ValueError(
             f"{file} and {folder / CONFIG} contradict each other: as a {name}, the transformers library goes by "
-            f"{said}, and {file.name} has {problem}. Write into {CONFIG} what the model was trained with, such as "
-            '{"do_lower_case": false}; or, for the file as it is, {"tokenizer_class": "PreTrainedTokenizerFast", '
-            '"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}.'
+            f"{said}, and {file.name} has {problem}. {example} the file as it is, {_AS_FILE}."
         )
 
 
-_CASE: MappingProxyType[str, bool | None] = MappingProxyType(
-    {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+_AS_FILE = (
+    '{"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids", '
+    '"attention_mask"]}'
 )
-"""Settings of BERT's class, and what they are where nothing is said."""
+"""Settings with which the library goes by a tokenizer.json."""
 
 
 def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
@@ -265,6 +257,9 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
         else name not in _WITHOUT_TYPES
     )
     layout = TextLayout(cut_left=str(side).lower() == "left", second_type=int(has_types))
+    rules = rules_of(name) if isinstance(tokenizer, JsonTokenizer) else None
+    if rules is not None and rules.layout is not None:
+        layout = replace(layout, between=rules.layout.between, second_type=has_types * rules.layout.second_type)
     if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor"):
         return layout
     if name in _OF_BERT and tokenizer.is_wordpiece:
@@ -276,11 +271,17 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
         if ids == [cls, *first, *[sep] * between, *second, sep]:
             of_second = set(types[-len(second) - 1 :])
             if len(of_second) == 1 and not any(types[: -len(second) - 1]):
-                return replace(layout, between=between, second_type=of_second.pop() if has_types else 0)
-    raise ValueError(
-        f"{folder / FILES['json']} lays out the pair 'a', 'b' as {tokenizer.pieces(ids)} with types {types}. Known are "
-        "[CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text."
-    )
+                told = replace(layout, between=between, second_type=of_second.pop() if has_types else 0)
+                if rules is None or told == layout:
+                    return told
+    known = "Known are [CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text."
+    if rules is not None:
+        known = (
+            f"As a {name}, the transformers library has {layout.between} [SEP] between, and type {layout.second_type} "
+            f"for the second, whatever the file says. For the file as it is, write {_AS_FILE} into {CONFIG}."
+        )
+    found = tokenizer.pieces(ids)
+    raise ValueError(f"{folder / FILES['json']} lays out the pair 'a', 'b' as {found} with types {types}. {known}")
 
 
 # --- The tokenizer in a folder that the transformers library has written, or that was published for it ----------------
@@ -301,8 +302,6 @@ _REWRITE = (
     'AutoTokenizer.from_pretrained("{folder}").save_pretrained("{folder}") of the transformers library writes a '
     "tokenizer.json, which is read as it is."
 )
-_PROBE = ("The FOXES, \u00c9t\u00e9 \u6f22\u5b57\u3002 na\u00efve Stra\u00dfe \u00bd!", "iPhone 12 of THE McDonald's")
-"""Two tokenizers that treat case, accents, ideographs and marks in another way differ in these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,7 +399,7 @@ def _agree(one: Tokenizer, other: Tokenizer) -> bool:
     ids = range(one.vocab_size)
     if one.pieces(ids) != other.pieces(ids):
         return False
-    mine, theirs = ([made.pieces(found) for found in made.encode(_PROBE)] for made in (one, other))
+    mine, theirs = ([made.pieces(found) for found in made.encode(PROBE)] for made in (one, other))
     return ["".join(pieces) for pieces in mine] == ["".join(pieces) for pieces in theirs]
 
 

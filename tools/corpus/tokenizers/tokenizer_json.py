@@ -43,11 +43,13 @@ class JsonTokenizer(Tokenizer):
 
     library: Library
     """The tokenizers library's own object."""
+    plan: dict[str, Any]
+    """What the file says."""
 
     def __init__(self, file: Path) -> None:
         content, self._file = read(file), file
         self.library = _open(content, file)
-        self._plan: dict[str, Any] = json.loads(content)
+        self.plan = json.loads(content)
         # Ids may have gaps, and a model needs a row for each.
         self.vocab_size = 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=0)
         self.special_ids = find_special(self.library.token_to_id, file)
@@ -99,12 +101,12 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def is_wordpiece(self) -> bool:
-        return bool(self._plan["model"].get("type") == "WordPiece")
+        return bool(self.plan["model"].get("type") == "WordPiece")
 
     @property
     def of_other_words_than_bert(self) -> str:
         """Where its WordPiece is not BERT's, in words; empty where it is."""
-        model = self._plan["model"]
+        model = self.plan["model"]
         most, prefix = model.get("max_input_chars_per_word", LONGEST_WORD), model.get("continuing_subword_prefix")
         if most != LONGEST_WORD:
             return f"max_input_chars_per_word = {most} (BERT: {LONGEST_WORD})"
@@ -113,17 +115,17 @@ class JsonTokenizer(Tokenizer):
     @cached_property
     def continuations(self) -> NDArray[np.uint8]:
         """By the marks of the model, or else by the one that stands for a space when text is cut up."""
-        model, pieces = self._plan["model"], self.pieces(range(self.vocab_size))
+        model, pieces = self.plan["model"], self.pieces(range(self.vocab_size))
         if model.get("type") == "WordLevel":  # its pieces are words
             return np.zeros(self.vocab_size, dtype=np.uint8)
-        special = {token["id"] for token in self._plan.get("added_tokens", ())} | set(self.special_ids.values())
+        special = {token["id"] for token in self.plan.get("added_tokens", ())} | set(self.special_ids.values())
         prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
         texts: list[str | None] = [self._text(piece) for piece in pieces]
         if suffix:
             texts = [self._text(piece.removesuffix(suffix)) + " " * piece.endswith(suffix) for piece in pieces]
         elif prefix:
             # BERT's own rules cut text at marks and ideographs before.
-            ends = (self._plan.get("pre_tokenizer") or {}).get("type") != "BertPreTokenizer"
+            ends = (self.plan.get("pre_tokenizer") or {}).get("type") != "BertPreTokenizer"
             return flags_of_prefix(pieces, prefix, special, ends=ends)
         else:
             mark = self._text(self._mark())
@@ -146,7 +148,7 @@ class JsonTokenizer(Tokenizer):
     def unread(self) -> list[str]:
         """Special tokens that somebody added to the file, beside the usual ones: in a text they are text."""
         usual = {*self.special_ids.values(), self.unknown}
-        added = self._plan.get("added_tokens", ())
+        added = self.plan.get("added_tokens", ())
         return [token["content"] for token in added if token.get("special") and token["id"] not in usual]
 
     def _mark(self) -> str:
@@ -174,14 +176,14 @@ class JsonTokenizer(Tokenizer):
 
     def _text(self, piece: str) -> str:
         """A piece in characters."""
-        if self._plan["model"].get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+        if self.plan["model"].get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return BYTES
         if not self._byte_of or not self._byte_of.keys() >= set(piece):
             return piece
         return bytes(map(self._byte_of.__getitem__, piece)).decode("utf-8", "replace")
 
     def _find_unknown(self) -> int | None:
-        model = self._plan["model"]
+        model = self.plan["model"]
         if isinstance(model.get("unk_id"), int):  # unigram
             return int(model["unk_id"])
         return self.library.token_to_id(model["unk_token"]) if model.get("unk_token") else None

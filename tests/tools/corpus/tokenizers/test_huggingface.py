@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import normalizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
@@ -265,13 +266,94 @@ def test_relatives_of_roberta_give_no_types_and_need_a_tokenizer_json(
     shutil.copy(sentencepiece, tmp_path / "sentencepiece.bpe.model")
     with pytest.raises(ValueError, match=rf"config.json has model_type = '{model}', whose class is \w+, by which sent"):
         find_tokenizer(tmp_path)
-    library = library_of_sentencepiece(sentencepiece)
-    assert not isinstance(library, str)
-    special = [(name, library.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
-    pair = "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1"
-    library.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=special)
-    library.save(str(tmp_path / "tokenizer.json"))
+    of_class(tmp_path, model)
     assert tokenizer_of(tmp_path).layout == TextLayout(between=2, second_type=0)
+
+
+OF_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+WORDS = [f"\u2581{word}" for word in ("the", "The", "fox", "FOX", "\u00e9t\u00e9", "2", "so")]
+
+
+def of_class(folder: Path, kind: str, change: Callable[[Any], None] | None = None) -> Any:
+    """A small tokenizer.json as the library has it for this kind of model."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made: Any
+    if kind == "roberta":
+        pieces = {piece: number for number, piece in enumerate([*OF_ROBERTA, *alphabet, "\u0120f", "00"])}
+        made = Tokenizer(models.BPE(pieces, [("\u0120", "f"), ("0", "0")]))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        letters = ["\u2581", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,.:!'`\"\u00e9\u00c9"]
+        scored = [(piece, -1.0 - number) for number, piece in enumerate([*OF_ROBERTA, *WORDS, *letters])]
+        made = Tokenizer(models.Unigram(scored, unk_id=3))
+        words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+        made.pre_tokenizer = pre_tokenizers.Sequence(words)
+    pair = "<s> $A </s> </s> $B </s>"
+    ends = [(name, OF_ROBERTA.index(name)) for name in ("<s>", "</s>")]
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=ends)
+    if change is not None:
+        change(made)
+    made.save(str(folder / "tokenizer.json"))
+    return made
+
+
+def changed(part: str, value: Any) -> Callable[[Any], None]:
+    return lambda made: setattr(made, part, value)
+
+
+DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+ONE_SEPARATOR = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "change", "problem"),
+    [
+        ("roberta", {}, None, ""),
+        ("roberta", {"trim_offsets": False, "tokenizer_class": "RobertaTokenizerFast"}, None, ""),
+        ("roberta", {"add_prefix_space": True}, None, "add_prefix_space = true, and"),
+        ("roberta", {}, changed("pre_tokenizer", pre_tokenizers.ByteLevel(True)), r"add_prefix_space = false \(its"),
+        ("roberta", {}, changed("normalizer", normalizers.Lowercase()), "'the \u0120foxes' where the settings give"),
+        ("roberta", {}, changed("pre_tokenizer", DIGITS), "contradict"),
+        ("roberta", {}, lambda made: setattr(made.model, "dropout", 0.5), "dropout = 0.5 where the class has none"),
+        ("roberta", {}, changed("post_processor", ONE_SEPARATOR), r"has 2 \[SEP\] between, and type 0"),
+        ("xlm-roberta", {}, None, ""),
+        ("xlm-roberta", {"add_prefix_space": False}, None, "add_prefix_space = false, and"),
+        ("xlm-roberta", {}, changed("normalizer", normalizers.NFKC()), "contradict"),
+        ("xlm-roberta", {}, changed("pre_tokenizer", pre_tokenizers.Metaspace()), "contradict"),  # double spaces
+        ("camembert", {}, None, ""),
+        ("camembert", {}, changed("normalizer", normalizers.Lowercase()), "contradict"),
+        ("bert", {"tokenizer_class": "AlbertTokenizer"}, None, "contradict"),  # cased, with accents
+        ("bert", {"tokenizer_class": "BigBirdTokenizer"}, None, "contradict"),
+        ("bert", {"tokenizer_class": "DebertaV2Tokenizer"}, None, "contradict"),
+        ("bert", {"tokenizer_class": "RobertaTokenizer"}, None, "a model of type Unigram where the class makes"),
+    ],
+)
+def test_a_class_that_goes_by_its_own_rules_is_read_so_or_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any], change: Any, problem: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = of_class(tmp_path, kind, change)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    texts = ["The fox, FOXES  \u00c9t\u00e9 ``so'' \u00bd", " 2 foxes of 3,000 "]
+    if as_today(transformers) and kind != "bert" and "dropout" not in problem:
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        alone = [found.ids for found in made.encode_batch(texts)] + [made.encode("a", "b").ids]
+        assert (alone == [*theirs(texts)["input_ids"], theirs("a", "b")["input_ids"]]) == (not problem)
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            tokenizer_of(tmp_path)
+    else:
+        assert tokenizer_of(tmp_path).layout == TextLayout(between=2, second_type=0)
+
+
+def test_a_model_of_albert_alone_is_refused_for_its_class_changes_the_text(tmp_path: Path, sentencepiece: Path) -> None:
+    shutil.copy(sentencepiece, tmp_path / "spiece.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    with pytest.raises(ValueError, match=r"tokenizer_class = 'AlbertTokenizer', by which spiece.model alone does not"):
+        find_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BigBirdTokenizer"}))
+    assert find_tokenizer(tmp_path).kind == "sentencepiece"
 
 
 def test_other_classes_and_words_of_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
