@@ -33,7 +33,17 @@ from tools.corpus.extract.wikitext.names import (
     plain_name,
     template_key,
 )
-from tools.corpus.extract.wikitext.strip import BREAK, HOLE, Page, cut, cut_tags, drop_quotes, link_text, normalize
+from tools.corpus.extract.wikitext.strip import (
+    BREAK,
+    HOLE,
+    Page,
+    close_holes,
+    cut,
+    cut_tags,
+    drop_quotes,
+    link_text,
+    normalize,
+)
 from tools.corpus.extract.wikitext.templates import templates_of
 from tools.corpus.sentences import has_word
 
@@ -270,7 +280,7 @@ def parsed(line: str, page: Page) -> str:
     """A line that `cut` has been over, without links and templates. Quotes and entities are still in it."""
     try:
         text = _text(mwparserfromhell.parse(line, skip_style_tags=True), page)
-        return text.replace(BREAK, "\n").replace(HOLE, "")
+        return close_holes(text).replace(BREAK, "\n")
     except (ParserError, RecursionError):
         # Never seen on what `cut` leaves.
         return unparsed(line, page)
@@ -284,7 +294,7 @@ def unparsed(line: str, page: Page) -> str:
         page.drop_template(plain_name(found[1], page.namespaces))
         return ""
 
-    return _TARGET.sub("", _TEMPLATE.sub(left_out, line)).replace(BREAK, "\n").replace(HOLE, "")
+    return close_holes(_TARGET.sub("", _TEMPLATE.sub(left_out, line))).replace(BREAK, "\n")
 
 
 def _text(code: Wikicode, page: Page) -> str:
@@ -329,7 +339,7 @@ def _call(node: Template, name: str, page: Page) -> Call | None:
     for parameter in node.params:
         key = str(parameter.name).replace(BREAK, " ").strip()
         text = _text(parameter.value, page).replace(BREAK, "\n")
-        value = text.replace(HOLE, "").strip()
+        value = close_holes(text).strip()
         # More arguments than these no rule reads, and a number may be of any size.
         if key.isascii() and key.isdecimal() and len(key) < 4:
             if not value and HOLE in text:
@@ -349,7 +359,7 @@ def _call(node: Template, name: str, page: Page) -> Call | None:
 
 __all__ = ["PARSER_VERSION", "clean_page", "is_redirect", "namespaces_of"]
 
-PARSER_VERSION = 4
+PARSER_VERSION = 5
 """Goes up with every change of these rules that changes a text."""
 
 MOST_PARSED = 1 << 20

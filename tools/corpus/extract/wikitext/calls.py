@@ -83,8 +83,60 @@ def _signed(rule: Rule, signature: Signature) -> Rule:
 
 # --- Rules that a name, a sign or a number makes ones of some wiki ----------------------------------------------------
 
-RAISED = str.maketrans("0123456789+-−=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿ")
-_RAISABLE = re.compile(r"[0-9+\-−=()n]{1,12}")
+SUP, SUP_END, SUB, SUB_END = "\ufdd4", "\ufdd5", "\ufdd6", "\ufdd7"
+"""Stand around what is raised and lowered, until all that is beside it is known."""
+ITALIC = "\ufde0"
+"""Stands for the quotes that what is raised begins with: a variable."""
+APART = "\ufde1"
+"""Stands before a fraction, which is apart from a number before it."""
+_RAISED = str.maketrans("0123456789+-−–=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾ⁿ")
+_LOWERED = str.maketrans("0123456789+-−–=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₋₌₍₎")
+_RAISABLE = re.compile(r"[0-9+\-−–=(),n]{1,12}")
+_INSIDE = f"([^{SUP}{SUP_END}{SUB}{SUB_END}]*)"
+_SCRIPT = re.compile(f"{SUP}{_INSIDE}{SUP_END}|{SUB}{_INSIDE}{SUB_END}")
+_OVER = "[/\u2044\u2215]"
+_FRACTION = re.compile(rf"{SUP}\s*(\d{{1,9}})\s*{SUP_END}\s*{_OVER}\s*{SUB}\s*(\d{{1,9}})\s*{SUB_END}")
+_POWER = re.compile(r"[-+−–]\s?[^\W_]|[^\[\d]*\d")
+_SIMPLE = re.compile(r"[-+−–]?(?:\d+(?:[.,]\d+)?|[A-Za-z]+)")
+_MARKS = re.compile(f"[{SUP}{SUP_END}{SUB}{SUB_END}{ITALIC}{APART}]")
+_AFTER_NUMBER = re.compile(rf"(?<=\d){APART}")
+_MOST_SCRIPTS = 3
+"""Raised in raised text: what is in more is as it stands."""
+
+
+def place_scripts(text: str) -> str:
+    """Raised and lowered text as signs of its own where numbers would be another one without: `10<sup>13</sup>` ->
+    "10¹³", `x<sup>1/2</sup>` -> "x^(1/2)", `101<sub>2</sub>` -> "101₂"; other text as it stands: "19th", "H2O"."""
+    if _MARKS.search(text) is None:
+        return text
+    text = _FRACTION.sub(rf"{APART}\1/\2", text)
+    for _ in range(_MOST_SCRIPTS):
+        text, found = _SCRIPT.subn(_placed, text)
+        if not found:
+            break
+    return _MARKS.sub("", _AFTER_NUMBER.sub(" ", text))
+
+
+def _placed(found: re.Match[str]) -> str:
+    text, raised = found.string, found[1] is not None
+    inside = found[1] if raised else found[2]
+    content = inside.replace(ITALIC, "").strip()
+    before, after = (
+        _MARKS.sub("", beside)
+        for beside in (text[max(0, found.start() - 6) : found.start()], text[found.end() : found.end() + 3])
+    )
+    if not raised:
+        beside_number = before.rstrip(")]")[-1:].isdigit() or after[:1].isdigit()
+        return content.translate(_LOWERED) if beside_number and re.search(r"\d", content) else content
+    compact = "".join(content.split())
+    if _RAISABLE.fullmatch(compact):
+        return compact.translate(_RAISED)
+    variable = ITALIC in inside and len(content) == 1
+    if (variable or _POWER.match(content)) and (before[-1:].isalnum() or before[-1:] in (")", "]")):
+        return f"^{content}" if _SIMPLE.fullmatch(content) else f"^({content})"
+    return content
+
+
 _CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z0-9]{1,8}){0,3}")
 _NUMBER = re.compile(r"([-−+]?)(\d{1,30})(?:[.,](\d{1,30}))?")
 _QUOTED = ("text", "quote", "content", "lines", "Text", "texte", "texto", "testo")
@@ -120,8 +172,13 @@ def quote(call: Call) -> str | None:
 
 
 def raised(call: Call) -> str | None:
-    """As `<sup>` is read: signs that can be raised are, others stay."""
-    return call[1].translate(RAISED) if _RAISABLE.fullmatch(call[1]) else call[1]
+    """As `<sup>` is read."""
+    return f"{SUP}{call[1]}{SUP_END}"
+
+
+def lowered(call: Call) -> str | None:
+    """As `<sub>` is read."""
+    return f"{SUB}{call[1]}{SUB_END}"
 
 
 def wrapped(before: str, after: str) -> Rule:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tools.corpus.extract.wikitext.calls import (
+    APART,
     QUOTE,
     Call,
     Rule,
     grouped,
     joined,
     last,
+    lowered,
     named_or,
     pick,
     quote,
@@ -133,8 +135,8 @@ def fraction(call: Call) -> str:
     """`|1|2` -> "1/2", `|3|1|2` -> "3 1/2", `|2` -> "1/2"."""
     whole, *parts = call.positions
     if not parts:
-        return f"1/{whole}"
-    return f"{whole} {parts[0]}/{parts[1]}" if len(parts) == 2 else f"{whole}/{parts[0]}"
+        return f"{APART}1/{whole}"
+    return f"{whole} {parts[0]}/{parts[1]}" if len(parts) == 2 else f"{APART}{whole}/{parts[0]}"
 
 
 def ordinal(call: Call) -> str | None:
@@ -392,7 +394,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(table(
         bold, bolditalic, italic, italics, underline, var, mvar, mono, monospace, tt, kbd, samp
         not a typo, typo, as written, proper name, awrap, noitalic
         no italic, normal, nonitalic, nobold, smallcaps, sc, sc1, sc2, aut, allcaps
-        notatypo, sub, math, tq, center, centre, font, polytonic
+        notatypo, math, tq, center, centre, font, polytonic
         blue, red, green, strikethrough, unicode, nastaliq
         script/arabic, script/hebrew, hebrew"""),
     (pick(1), f"1-2 {_STYLE} IPA", "code, abbr, tooltip, abbrv, ruby, highlight"),
@@ -409,6 +411,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(table(
     (_formula, "1-20", "chem, chem2, ce"),
     (_keys, "1-5", "key press, keypress"),
     (raised, "1", "sup"),
+    (lowered, "1", "sub"),
     (quote, QUOTE, """
         quote, blockquote, cquote, quotation, bquote, block quote, quote text, poemquote, poem quote, bq"""),
     (quote, f"0-1 text {_STYLE} em left right", "blockindent, block indent"),

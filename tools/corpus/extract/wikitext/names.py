@@ -69,7 +69,7 @@ _ALIASES = {
 full of them."""
 
 _NOT_LANGUAGES = frozenset({"doi", "mw", "rfc", "wmf", "hdl", "pmc", "oeis", "isbn", "issn", "usb", "who", "url"})
-_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,8}){0,3}|simple")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{1,8}){0,3}|simple")
 _OF_THEIR_OWN = frozenset({"zh-classical", "zh-min-nan", "zh-yue", "be-tarask", "be-x-old", "nds-nl", "nds-de"})
 _DIRECTION = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
-from tools.corpus.extract.wikitext.calls import RAISED
+from tools.corpus.extract.wikitext.calls import ITALIC, SUB, SUB_END, SUP, SUP_END, place_scripts
 from tools.corpus.extract.wikitext.names import (
     BREAKING_TAGS,
     HIDDEN_TAGS,
@@ -85,7 +85,6 @@ def cut_tags(wikitext: str, page: Page) -> str:
 # Tags
 
 _TAG = re.compile(r"<(?:!--|(/?)([A-Za-z][A-Za-z0-9-]*)((?:[\s/][^<>]*)?)>)")
-_SUPERSCRIPT = re.compile(r"<sup>\s*([0-9+\-−=()n]{1,12})\s*</sup>", re.IGNORECASE)
 _PLAIN_FORMULA = re.compile(r"(?:[^\W_]|[\s+\-−=>(),.!/*|]|<(?![A-Za-z/])){1,60}")
 _ESCAPES = str.maketrans({character: f"&#{ord(character)};" for character in "[]{}|<>=*:'_~!\n"})
 
@@ -94,7 +93,6 @@ def strip_tags(text: str, page: Page) -> str:
     """Comments and tags: hidden ones with their content, literal ones escaped, the others alone."""
     if "<" not in text:
         return text
-    text = _SUPERSCRIPT.sub(lambda found: found[1].translate(RAISED), text)
     parts: list[str] = []
     unclosed: set[str] = set()
     end = 0
@@ -104,6 +102,30 @@ def strip_tags(text: str, page: Page) -> str:
         parts.append(shown)
     parts.append(text[end:].replace("<", "&lt;"))
     return "".join(parts)
+
+
+_SCRIPTS = {"sup": (SUP, SUP_END), "sub": (SUB, SUB_END)}
+_ITALIC = re.compile(r"\s{0,9}(?:''(?!')|<var>|<i>)")
+_SHOWN = frozenset({"ref", "math", "ce", "chem", "score", "hiero"})
+"""Hidden tags of which a reader sees something, so that what is around them is no one word."""
+_UNSPACED = re.compile("[\u0e00-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+"""Scripts without spaces between words."""
+
+
+def gap(text: str, start: int, end: int) -> str:
+    """What stands for a part of a text that is left out: a space between two words or numbers, else nothing."""
+    before, after = text[start - 1 : start] if start else "", text[end : end + 1]
+    return " " if before.isalnum() and after.isalnum() and not _UNSPACED.search(before + after) else ""
+
+
+_HOLES = re.compile(f"{HOLE}+")
+
+
+def close_holes(text: str) -> str:
+    """Text without the marks of templates that have been left out of it."""
+    if HOLE not in text:
+        return text
+    return _HOLES.sub(lambda found: gap(text, found.start(), found.end()), text)
 
 
 def _cut_tag(text: str, found: re.Match[str], unclosed: set[str], page: Page) -> tuple[str, int]:
@@ -122,13 +144,17 @@ def _cut_tag(text: str, found: re.Match[str], unclosed: set[str], page: Page) ->
         return ("\n|}\n" if closing else "\n{|\n"), found.end()
     if name in BREAKING_TAGS:
         return "\n\n", found.end()
+    if name in _SCRIPTS and not alone:
+        italic = not closing and _ITALIC.match(text, found.end())
+        return _SCRIPTS[name][closing] + (ITALIC if italic else ""), found.end()
     if closing or alone or name in unclosed or not (name in HIDDEN_TAGS or name in LITERAL_TAGS):
-        return "", found.end()
+        return gap(text, found.start(), found.end()) if alone and name in _SHOWN else "", found.end()
     close = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, found.end())
     if close is None:
         unclosed.add(name)
         return "", found.end()
-    return _content(name, found[3], text[found.end() : close.start()], page), close.end()
+    shown = _content(name, found[3], text[found.end() : close.start()], page)
+    return shown or (gap(text, found.start(), close.end()) if name in _SHOWN else ""), close.end()
 
 
 def _content(name: str, attributes: str, content: str, page: Page) -> str:
@@ -147,6 +173,7 @@ def _content(name: str, attributes: str, content: str, page: Page) -> str:
 _FLAT_LINK = re.compile(r"\[\[([^\[\]{}|<>\n:#]+)(?:\|([^\[\]{}|\n]*))?\]\]")
 _FLAT_OTHER = re.compile(r"\[\[([^\[\]{}]*)\]\]")
 _WEB_LINK = re.compile(r"\[(?:(?:https?|ftps?|irc|news|git|svn):)?(?://|mailto:)[^\s\[\]<>]*[^\S\n]*", re.IGNORECASE)
+_OF_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]{1,8}){0,3}:(?=\S)")
 _WEB_LABEL = re.compile(r"(?:[^\[\]\n]+|\[[^\[\]\n]*\])*")
 
 
@@ -188,7 +215,10 @@ def link_text(target: str, label: str | None, page: Page) -> str:
         return label.rpartition("|")[2]
     target = target.strip().lstrip(":")
     prefix, colon, rest = target.partition(":")
-    return rest if colon and prefix.strip().casefold() in PROJECTS else target
+    if not colon or prefix.strip().casefold() not in PROJECTS:
+        return target
+    found = _OF_LANGUAGE.match(rest)
+    return rest[found.end() :] if found else rest  # "s:fr:Title"
 
 
 # Brackets of all kinds
@@ -212,8 +242,8 @@ def cut_brackets(text: str, page: Page) -> str:
     parts: list[str] = []
     end = number = depth = 0
     while number < len(starts):
-        gap = text[end : starts[number]]
-        parts.append(gap.replace("\n", BREAK) if depth else gap)
+        between = text[end : starts[number]]
+        parts.append(between.replace("\n", BREAK) if depth else between)
         partner = partners[number]
         shown, inside = _shown(text, starts[number], starts[partner] if partner >= 0 else -1, page)
         if inside and partner > number and depth >= MOST_NESTED:
@@ -222,8 +252,8 @@ def cut_brackets(text: str, page: Page) -> str:
             number = partner  # over all that is inside
         elif partner >= 0:
             depth += 1 if partner > number else -1
-        parts.append("" if shown == HOLE and not depth else shown)
-        end = starts[number] + 2
+        begin, end = end + len(between), starts[number] + 2
+        parts.append(gap(text, begin, end) if shown == HOLE and not depth else shown)
         number += 1
     parts.append(text[end:])
     kept = _ARGUMENTS.sub("", "".join(parts))
@@ -354,7 +384,7 @@ def _spare_apostrophe(line: str) -> int:
 # Entities and characters
 
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff"
-                        "\ufdd0-\ufdef\ufffe\uffff]")  # fmt: skip
+                        "\ufdd0-\ufdd3\ufdd8-\ufddf\ufde2-\ufdef\ufffe\uffff]")  # fmt: skip
 """Controls, soft hyphens and marks of direction. Joiners (U+200C, U+200D) belong to the spelling of some languages."""
 _MARKUP = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|''+|__[A-Z]{3,}__")
 _SWITCH = re.compile(r"__([^\W\d_](?:[^\s_\[\]{}|<>=]|_(?!_)){2,39})__")
@@ -376,7 +406,7 @@ def normalize(text: str, counts: Counter[str]) -> str:
     if "__" in text:
         text = _SWITCH.sub(lambda found: "" if found[1] == found[1].upper() else found[0], text)
     escaped = "&" in text
-    text = swept(ENTITY.sub(partial(_character, counts=counts), text) if escaped else text)
+    text = swept(place_scripts(ENTITY.sub(partial(_character, counts=counts), text) if escaped else text))
     if escaped:
         # Among gaps a bracket is a bracket, however it was written; two that look like markup stay disguised.
         text = _MARKUP.sub(lambda found: found[0].translate(_STANDS_FOR), text.translate(_MEANS))
@@ -384,7 +414,7 @@ def normalize(text: str, counts: Counter[str]) -> str:
     closed = close_gaps(text)
     if closed != text:
         closed = " ".join(swept(closed).split())  # it may have brought brackets together
-        counts["gap_characters_dropped"] += _visible(text) - _visible(closed)
+        counts["betweencharacters_dropped"] += _visible(text) - _visible(closed)
     return closed.translate(_MEANS) if escaped else closed
 
 

@@ -31,7 +31,8 @@ def read_in(language: str, wikitext: str) -> str:
         ("On [[Star Wars: Episode I|the film]], [[Mars#Moons|moons]].", "On the film, moons."),
         ("See [[:Category:Books]] and [[:File:A.png|the map]].", "See Category:Books and the map."),
         ("A [[wikt:word]] and [[w:Rome|Rome]].", "A word and Rome."),
-        ("One.[[Category:Ones]][[fr:Un]]\n[[Kategorie:Eins|1]][[zh-min-nan:It]]", "One."),
+        ("One.[[Category:Ones]][[fr:Un]]\n[[Kategorie:Eins|1]][[zh-min-nan:It]][[be-x-old:A]]", "One."),
+        ("The poem [[s:fr:Titre]] and [[:fr:Lyon]].", "The poem Titre and fr:Lyon."),
         ("[[File:a.jpg|thumb|left|A [[dog]] of {{lang|de|[[Hund]]}}.]]The dog sat.", "The dog sat."),
         ("[[Datei:a.jpg|mini|Ein [[Hund]]\nsitzt]]Der Hund sitzt.", "Der Hund sitzt."),
         ("[[Unknown:a.jpg|thumb|A caption]] here.", "A caption here."),
@@ -329,6 +330,37 @@ def test_kind_4_a_template_is_the_right_text_or_a_hole(language: str, wikitext: 
     ],
 )  # fmt: skip
 def test_kind_4_calls_of_another_signature_are_holes(language: str, wikitext: str, text: str) -> None:
+    assert read_in(language, wikitext) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "wikitext", "text"),
+    [
+        # what is raised
+        ("en", "Is 10<sup>&minus;3</sup>, 10<sup style='x'>13</sup>, 10<sup>–3</sup>.", "Is 10⁻³, 10¹³, 10⁻³."),
+        ("en", "Is 10<sup>'''13'''</sup>, 10<sup>[[13|13]]</sup>, 10{{sup|&minus;3}}.", "Is 10¹³, 10¹³, 10⁻³."),
+        ("en", "Is 10<sup>1.5</sup>, x<sup>1/2</sup>, 10{{sup|1/2}}.", "Is 10^1.5, x^(1/2), 10^(1/2)."),
+        ("en", "Is 2<sup>''k''</sup>, ''e''<sup>−''x''</sup>, 2<sup>2<sup>3</sup></sup>.", "Is 2^k, e^−x, 2^(2³)."),
+        (
+            "en",
+            "The 19<sup>th</sup>, n<sup>o</sup>, ''n''<sup>''th''</sup>, a<sup>[1]</sup>.",
+            "The 19th, no, nth, a[1].",
+        ),
+        ("en", "Is SO<sub>4</sub><sup>2&minus;</sup>, Na<sup>+</sup>, W<sup>±</sup>.", "Is SO₄²⁻, Na⁺, W±."),
+        ("fr", "Soit 10{{exp|13}}, CO{{ind|2}} et 101{{ind|2}} ici.", "Soit 10¹³, CO2 et 101₂ ici."),
+        # what is lowered
+        ("en", "Is 101<sub>2</sub>, (101)<sub>2</sub>, log<sub>2</sub>8, 10{{sub|2}}.", "Is 101₂, (101)₂, log₂8, 10₂."),
+        ("en", "Is H<sub>2</sub>O, H{{sub|2}}O, <sup>238</sup><sub>92</sub>U.", "Is H2O, H2O, ²³⁸₉₂U."),
+        # fractions
+        ("en", "Is 5{{frac|1|2}}, {{frac|1|2}}, 5<sup>3</sup>/<sub>4</sub>.", "Is 5 1/2, 1/2, 5 3/4."),
+        ("en", "Is 5<sup>3</sup>&frasl;<sub>4</sub> and 5{{nowrap|{{frac|1|2}}}}.", "Is 5 3/4 and 5 1/2."),
+        # what is left out between two numbers or words
+        ("en", "In 1990{{bis}}1995, 2<math>\\cdot</math>3, word<ref>a</ref>word.", "In 1990 1995, 2 3, word word."),
+        ("en", "In {{nowrap|1990{{bis}}1995}} and [[A|19{{bis}}20]].", "In 1990 1995 and 19 20."),
+        ("zh", "东{{unbekannt}}京是大城市。", "东京是大城市。"),
+    ],
+)
+def test_kind_4_numbers_beside_each_other_become_no_other_number(language: str, wikitext: str, text: str) -> None:
     assert read_in(language, wikitext) == text
 
 
