@@ -17,7 +17,17 @@ from tools.corpus.tokenizers.base import InTexts
 from tools.finetune.data import embedded_sentences
 from tools.finetune.rows import EMBEDDED, Column, check_dev, files_of, read_records, read_rows
 from tools.predict.inputs import check_words
-from tools.tagging.schemes import OUTSIDE, Entity, Scheme, detect_scheme, entities, has_prefix, repaired, tags_of
+from tools.tagging.schemes import (
+    OUTSIDE,
+    Entity,
+    Scheme,
+    detect_scheme,
+    entities,
+    has_prefix,
+    repaired,
+    spelled_otherwise,
+    tags_of,
+)
 from tools.tagging.windows import TagSettings, WordText
 
 # --- The section `data` of tagging ------------------------------------------------------------------------------------
@@ -334,10 +344,24 @@ def _entity(span: Any, text: WordText, where: str, data: TagData, told: Told) ->
 
 
 def scheme_of(data: TagData, train: Sequence[Sentence]) -> Scheme:
-    """That of the recipe, or that of the training file."""
+    """That of the recipe, or that of the training file.
+
+    Raises:
+        ValueError: tags that look like a scheme in another spelling, where the recipe says none.
+    """
     if data.scheme != "auto":
         return data.scheme
-    return detect_scheme([sentence.tags for sentence in train if sentence.tags and not sentence.of_spans])
+    tagged = [sentence for sentence in train if sentence.tags and not sentence.of_spans]
+    if problem := spelled_otherwise(tag for sentence in tagged for tag in sentence.tags or ()):
+        tag, right = problem
+        place = next(
+            place for each in tagged for own, place in zip(each.tags or (), each.places, strict=True) if own == tag
+        )
+        raise ValueError(
+            f"{place}: {tag!r} looks like a tag of an entity in a spelling that is not read here. Write {right!r}, and "
+            'the others so too; or set data.scheme to "plain" if tags are labels by themselves.'
+        )
+    return detect_scheme([sentence.tags for sentence in tagged if sentence.tags])
 
 
 def checked(sentences: Sequence[Sentence], scheme: Scheme, data: TagData, told: Told) -> list[Sentence]:

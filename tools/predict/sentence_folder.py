@@ -1,7 +1,8 @@
 """What a folder of sentence-transformers says of its vectors: pooling, length, prompt. It is obeyed or refused.
 
 modules.json                            which modules follow one another, and their folders
-sentence_bert_config.json               of the encoder: most tokens of a text, whether it is lowercased
+sentence_bert_config.json               of the encoder: most tokens of a text, whether it is lowercased; older folders
+                                        of other encoders have sentence_roberta_config.json and the like
 1_Pooling/config.json                   from hidden states to one vector
 config_sentence_transformers.json       prompts
 tokenizer_config.json                   model_max_length, where nothing else limits the tokens
@@ -20,6 +21,9 @@ from tools.common.files import is_unicode, parsed_json, read_file
 
 MODULES = "modules.json"
 _ENCODER, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_ENCODERS = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)
+"""The names that the first may have; the library reads the first of them that is there, whatever the encoder."""
 _POOLING: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -52,7 +56,7 @@ class SentenceSettings:
     """What stands before each text."""
 
     def prepared(self, text: str) -> str:
-        text = self.prompt + text
+        text = (self.prompt + text).strip()  # as the library does; byte-level pieces would have the space
         return text.lower() if self.lowercase else text
 
     def in_words(self) -> str:
@@ -110,7 +114,7 @@ def sentence_files(folder: Path) -> list[str]:
     except ValueError:
         return []
     names = [MODULES, _PROMPTS, *(str(path.relative_to(folder) / "config.json") for _, path in _modules(folder)[1:])]
-    names += [str(path.relative_to(folder) / _ENCODER) for _, path in _modules(folder)[:1]]
+    names += [str(path.relative_to(folder) / name) for _, path in _modules(folder)[:1] for name in _ENCODERS]
     return [name for name in names if (folder / name).is_file()]
 
 
@@ -184,7 +188,8 @@ def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
 
 def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
     """Most tokens, and whether texts are lowercased before the tokenizer."""
-    path, settings = encoder / _ENCODER, {}
+    there = (encoder / name for name in _ENCODERS)
+    path, settings = next((path for path in there if path.is_file()), encoder / _ENCODER), {}
     if path.is_file():
         harmless = {"transformer_task": "feature-extraction"}
         settings = _settings(path, {"max_seq_length", "do_lower_case"}, harmless)

@@ -9,6 +9,7 @@ plain   P    P      O    P     P        L       labels alone: neighbours of one 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -90,6 +91,37 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
         return "iobes"
     schemes: tuple[Scheme, ...] = ("iob2", "iob1")  # the first of equals
     return min(schemes, key=lambda scheme: sum(repaired(tags, scheme) != list(tags) for tags in sentences))
+
+
+_OTHERWISE = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (r"(?P<mark>[BIESLUM])[-_:./](?P<label>.+)", r"(?P<label>.+)[-_:./](?P<mark>[BIESLUM])")
+)
+
+
+_OWN_MARKS = {"U": "S", "L": "E", "M": "I"}
+
+
+def spelled_otherwise(tags: Iterable[str]) -> tuple[str, str] | None:
+    """Tags that look like those of entities in a spelling that is not read, as labels alone they would be counted
+    wrongly: without a label (B and I), B_PER, PER-B, b-per, U-PER. The tag, and how it is written here; None where
+    there is none."""
+    seen = sorted(set(tags) - {OUTSIDE})
+    if any(map(has_prefix, seen)):
+        return None
+    if len(seen) > 1 and "B" in seen and all(len(tag) == 1 and tag in "BIESLUM" for tag in seen):
+        return "B", "B-NAME"
+    for pattern in _OTHERWISE:
+        found = [match for match in map(pattern.fullmatch, seen) if match is not None]
+        marks: dict[str, set[str]] = {}
+        for match in found:
+            marks.setdefault(match["label"], set()).add(match["mark"].upper())
+        of_all = len(found) == len(seen) and all(each & {"U", "L", "E"} for each in marks.values())
+        for match in found:
+            if of_all or marks[match["label"]] >= {"B", "I"}:
+                mark = match["mark"].upper()
+                return match[0], f"{_OWN_MARKS.get(mark, mark)}-{match['label']}"
+    return None
 
 
 class Counts(NamedTuple):

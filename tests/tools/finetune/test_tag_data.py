@@ -128,6 +128,16 @@ def test_words_of_other_scripts_and_spaces(tmp_path: Path) -> None:
     assert found[0].text.words == ["20\u00a0000", "x"]
 
 
+def test_entities_in_another_spelling_are_refused_unless_they_are_said_to_be_labels(tmp_path: Path) -> None:
+    content = "Ada B\nByron I\nwrote O\n"
+    with pytest.raises(
+        ValueError, match=r"a.conll line 1: 'B' looks like .* Write 'B-NAME'.* data.scheme to"
+    ):
+        read(tmp_path, "a.conll", content)
+    found, _ = read(tmp_path, "a.conll", content, scheme="plain")
+    assert found[0].tags == ["B", "I", "O"]
+
+
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     found, _ = read(tmp_path, "a.txt", "1 Ada I-PER x\n2 Bob B-PER x\n", word=2, tag=3)
     assert (found[0].text.words, found[0].tags) == (["Ada", "Bob"], ["I-PER", "B-PER"])

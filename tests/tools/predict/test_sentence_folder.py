@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tools.predict import load
-from tools.predict.sentence_folder import sentence_settings
+from tools.predict.sentence_folder import sentence_files, sentence_settings
 
 transformers = pytest.importorskip("transformers")
 
@@ -118,6 +119,19 @@ def test_the_length_of_the_folder_is_obeyed(encoder: Path, tmp_path: Path) -> No
     unsaid = described(encoder, tmp_path / "unsaid", sentence={"max_seq_length": None})
     write(unsaid / "tokenizer_config.json", {"do_lower_case": False, "model_max_length": 9})
     np.testing.assert_allclose(vectors(unsaid), plain(encoder, TEXTS, "mean", 9), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
+def test_older_names_of_the_settings_are_obeyed(encoder: Path, tmp_path: Path, kind: str) -> None:
+    folder = described(encoder, tmp_path, name="0_Transformer")
+    write(folder / "0_Transformer" / f"sentence_{kind}_config.json", {"max_seq_length": 8, "do_lower_case": True})
+    settings = sentence_settings(folder)
+    assert settings is not None
+    assert (settings.max_length, settings.lowercase) == (8, True)
+    assert f"0_Transformer/sentence_{kind}_config.json" in sentence_files(folder)
+    assert settings.prepared(" The fox\n") == "the fox"  # byte-level pieces would have the spaces
+    write(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 9})
+    assert sentence_settings(folder) == replace(settings, max_length=9, lowercase=False)  # the first that is there
 
 
 RELATIVES: dict[str, dict[str, Any]] = {

@@ -15,6 +15,7 @@ from tools.tagging.schemes import (
     detect_scheme,
     entities,
     repaired,
+    spelled_otherwise,
     tag_metrics,
     tags_of,
 )
@@ -166,3 +167,23 @@ def test_few_broken_sentences_change_no_scheme() -> None:
     assert detect_scheme([["B-P", "I-P"], ["B-L"], ["O", "I-P"]]) == "iob2"
     assert detect_scheme([["I-P", "I-P"], ["I-L"], ["O", "B-P"]]) == "iob1"
     assert detect_scheme([["O"]]) == "iob2"
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        (["O", "B", "I"], ("B", "B-NAME")),
+        (["B", "M", "E", "S"], ("B", "B-NAME")),  # words of Chinese
+        (["B_PER", "I_PER", "O"], ("B_PER", "B-PER")),
+        (["PER-B", "PER-I", "O"], ("PER-B", "B-PER")),
+        (["LOC_B", "LOC_I", "-"], ("LOC_B", "B-LOC")),
+        (["b-per", "i-per", "o"], ("b-per", "B-per")),
+        (["U-PER", "O"], ("U-PER", "S-PER")),
+        (["B:PER", "I:PER", "O"], ("B:PER", "B-PER")),
+        (["B-PER", "I-PER", "O"], None),
+        (["NOUN", "VERB", "O", "B", "NN-B"], None),
+        (["B", "O"], None),
+    ],
+)
+def test_entities_in_another_spelling_are_seen(tags: list[str], found: tuple[str, str] | None) -> None:
+    assert spelled_otherwise(tags) == found
