@@ -8,8 +8,9 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html.entities import html5
+from types import MappingProxyType
 
 from tools.common.bounds import LANGUAGE
 
@@ -99,6 +100,26 @@ def count_letters_and_visible(text: str) -> tuple[int, int]:
     return letters, visible
 
 
+def is_mostly_letters(text: str, least: float, letters: int, visible: int) -> bool:
+    """Whether letters are at least that share of what is visible. Marks that code does not have, such as `。`, `“`, `—`
+    and emoji, are left out of it, as many as there are letters: where a word has one letter or two, as in Chinese, a
+    dialogue has as many marks as words.
+
+    Args:
+        letters, visible: what `count_letters_and_visible` says of the text.
+    """
+    if letters >= least * visible:
+        return True
+    if text.isascii():
+        return False
+    others = (mark for mark in _NOT_WORDS.findall(text) if not mark.isascii())
+    marks = sum(unicodedata.category(mark)[0] == "P" or mark >= "\U0001f000" for mark in others)
+    return letters > 0 and letters >= least * (visible - min(marks, letters))
+
+
+_NOT_WORDS = re.compile(r"[^\w\s]")
+
+
 def has_word(text: str) -> bool:
     """Whether two letters stand side by side, whatever marks are between them."""
     if _two_letters(text) is not None:
@@ -170,6 +191,8 @@ def _sentences(paragraph: str, language: str) -> Iterable[str]:
     if _is_code(paragraph, letters, visible):
         return [" ".join(line.split()) for line in paragraph.split("\n")]
     sentences = list(_segment(paragraph, language))
+    if len(sentences) > 1 and language != "en":
+        sentences = list(_rejoined(sentences, language))
     if not paragraph.isascii() and any(mark in paragraph for mark in OTHER_MARKS):
         sentences = [part for sentence in sentences for part in _other_ends(sentence)]
     # Nearly all paragraphs have single spaces and no others.
@@ -201,8 +224,76 @@ def _segment(paragraph: str, language: str) -> Iterator[str]:
     yield from sentencex.segment(language, paragraph[start:])
 
 
-def _is_code(paragraph: str, letters: int, visible: int) -> bool:
-    """By what its beginning has: whether that are few letters, or a session of Python."""
-    if letters < LEAST_LETTERS * visible:
+_NUMBERS = re.compile(
+    r"(?<![^\s(\[\"'\u201c\u2018£$€¥])[£$€¥]?\d[\d.,:]*(?:[-–/]\d[\d.,]*)?(?:%|st|nd|rd|th|s)?"
+    r"(?![^\s.,;:)!?\]\"'\u201d\u2019])"
+)
+"""Numbers as prose has them: words by themselves."""
+_WORDS = re.compile(r"[^\W\d_]{2,}")
+
+
+_ORDINALS = frozenset(re.split(" ", "bs cs da de et fi fo hr hu is lb lv nb nn no sk sl sr tr"))
+"""Languages that write ordinal numbers with a point."""
+# Letters of other scripts are meant.
+# ruff: noqa: RUF001
+_BEFORE_NAMES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        language: frozenset(words.split())
+        for language, words in {
+            "ca": "sr sra dr dra st sta pàg núm",
+            "es": "sr sra srta dr dra st sta pág núm",
+            "fr": "mm mme mmes mlle dr pr prof mgr st ste av apr cf chap fig vol p pp n° me",
+            "it": "sig sigg dott prof ing avv on sen san s pag",
+            "nl": "dhr mevr dr prof drs ir ing st nr blz",
+            "pl": "dr prof inż mgr hab św ks gen płk ul al pl nr tj",
+            "pt": "sr sra srta dr dra prof st sta pág séc núm",
+            "ru": "им ул пл пр просп пер г гг акад проф св оз р о см",
+            "uk": "ім вул пл пр просп м р акад проф св оз див",
+        }.items()
+    }
+)
+"""Abbreviations that stand before a name or a number and end no sentence, of languages whose rules lack some."""
+_LAST_WORD = re.compile(r"(?:^|[\s(\[«\u201c\u201e\"'\u2019-])((?:[^\W_]+\.)*[^\W_]+)\.\s*$")
+_ROMAN = re.compile(r"[IVXLC]{1,6}")
+
+
+def _rejoined(sentences: Iterable[str], language: str) -> Iterator[str]:
+    """Sentences that were cut behind a point which ends none: that of an initial ("M. Dupont"), of an ordinal number
+    ("im 20. Jahrhundert"), of an abbreviation that stands before names, and, where a small letter follows, of one that
+    has a point inside or of any number ("d.w.z. anders")."""
+    held: list[str] = []
+    for sentence in sentences:
+        if held and _ends(held[-1], sentence, language):
+            yield "".join(held)
+            held = []
+        held.append(sentence)
+    yield "".join(held)
+
+
+def _ends(sentence: str, following: str, language: str) -> bool:
+    """Whether a sentence ends where `following` begins."""
+    found = _LAST_WORD.search(sentence[-40:]) if sentence.rstrip().endswith(".") else None
+    if found is None:
         return True
-    return ">>>" in paragraph and "".join(paragraph[:LOOKED_AT].split()).startswith(">>>")
+    word, begins = found[1], following[:1]
+    apart = sentence[-1:].isspace()  # "a.C." is cut between its letters
+    if len(word) == 1 and word.isalpha() and (word.isupper() or begins.islower() or not apart):
+        return False
+    if word.casefold() in _BEFORE_NAMES.get(language, ()):
+        return False
+    if language in _ORDINALS and begins.isalpha() and (re.fullmatch(r"\d{1,2}", word) or _ROMAN.fullmatch(word)):
+        return False
+    return not (begins.islower() and ("." in word or word.isdecimal()))
+
+
+def _is_code(paragraph: str, letters: int, visible: int) -> bool:
+    """By what its beginning has: whether that are few letters, or a session of Python. Numbers among half
+    as many words more are words, too."""
+    beginning = paragraph[:LOOKED_AT]
+    if not is_mostly_letters(beginning, LEAST_LETTERS, letters, visible):
+        rest, numbers = _NUMBERS.subn(" ", beginning)
+        if not numbers or "=" in beginning or 2 * len(_WORDS.findall(beginning)) < 3 * numbers:
+            return True
+        if not is_mostly_letters(rest, LEAST_LETTERS, *count_letters_and_visible(rest)):
+            return True
+    return ">>>" in paragraph and "".join(beginning.split()).startswith(">>>")

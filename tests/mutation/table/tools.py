@@ -116,9 +116,9 @@ MUTATIONS = (
     ),
     Mutation(
         "filters-just-enough-letters-are-few",
-        "tools/corpus/extract/filters.py",
-        old="count_letters(text) < self.least_letters *",
-        new="count_letters(text) <= self.least_letters *",
+        "tools/corpus/sentences.py",
+        old="if letters >= least * visible:",
+        new="if letters > least * visible:",
         tests=(FILTERS,),
     ),
     Mutation(

@@ -100,6 +100,52 @@ def test_kind_2_prose_is_prose_in_scripts_with_marks(language: str) -> None:
     assert len(split_sentences(TWO[language], language)) == 2
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "sentences"),
+    [
+        ("zh", "他说：“你好。”然后走了。她问：“为什么？”他笑了。", 4),  # a mark for each word
+        ("ja", "「はい。」彼は言った。「いいえ。」", 3),
+        ("en", "Yes 😀🎉! So 👨‍👩‍👧‍👦 went. Ok 🎉🎉.", 3),
+        (
+            "en",
+            "It lost from 30,000 to 50,000 people in 1620–21. Many died in 1654–57, 1665, 1691 and 1740–42.",
+            2,
+        ),
+        ("de", "Am 3. Mai 1945, um 5.30 Uhr, kamen 4.500 Leute an. Es waren 12 % mehr als 1939.", 2),
+        ("en", "x = 1 is 5, y = 2 is 7. Then z = 3 is 9, w = 4 is 11.", 1),
+        ("en", "12 34 56 ab. 78 90 12 cd. 34 56 78 ef.", 1),
+        ("en", "…… —— …… 。", 0),
+    ],
+)
+def test_kind_2_prose_of_many_marks_and_numbers_is_prose(language: str, text: str, sentences: int) -> None:
+    assert len(split_sentences(text, language)) == sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("fr", ["J'ai vu M. Dupont hier.", "Mme. Durand et J. Martin sont là.", "Le prof. Martin vint."]),
+        ("it", ["Il sig. Rossi e G. Verdi sono qui.", "Nel sec. XX d.C. accadde questo."]),
+        ("pt", ["No séc. XX a.C. isso ocorreu, p. ex. aqui.", "O Sr. J. Silva chegou."]),
+        ("es", ["La Sra. López y J. Pérez llegaron.", "Fin del cuento."]),
+        ("ca", ["Va venir la Sra. Pérez i J. Puig.", "Sí."]),
+        ("nl", ["Toen kwam mevr. De Vries.", "Het was zo, d.w.z. anders."]),
+        ("de", ["Der 1. Weltkrieg begann im 20. Jahrhundert.", "Er kam 1990.", "Ende gut."]),
+        ("hu", ["Az 1848. március 15. napján kitört.", "IV. Béla király volt."]),
+        ("tr", ["II. Mahmud 5. yüzyılda geldi.", "Son."]),
+        ("sv", ["Han föddes t.ex. i Lund.", "Slut på sagan."]),
+        ("pl", ["W 1990 r. umarł król.", "Pan dr. Kowalski przyszedł."]),
+        ("ru", ["Улица им. Ленина стоит тут.", "Конец рассказа."]),
+        ("uk", ["Вулиця ім. Шевченка стоїть тут.", "Кінець оповідання."]),
+        ("xx", ["he went home.", "she stayed."]),  # of small letters alone
+    ],
+)
+def test_kind_2_points_of_abbreviations_initials_and_ordinals_end_no_sentence(
+    language: str, sentences: list[str]
+) -> None:
+    assert split_sentences(" ".join(sentences), language) == sentences
+
+
 def test_kind_2_words_are_seen_in_scripts_with_marks() -> None:
     assert all(map(has_word, ("ក្រុង", "ហ៊ុន", "दिन", "ab", "汉字", "שָׁלוֹם")))
     assert not any(map(has_word, ("", "a 1", "1 2", "दी", "x = y", "१२", "a\u0301 b")))

@@ -130,9 +130,7 @@ def test_words_of_other_scripts_and_spaces(tmp_path: Path) -> None:
 
 def test_entities_in_another_spelling_are_refused_unless_they_are_said_to_be_labels(tmp_path: Path) -> None:
     content = "Ada B\nByron I\nwrote O\n"
-    with pytest.raises(
-        ValueError, match=r"a.conll line 1: 'B' looks like .* Write 'B-NAME'.* data.scheme to"
-    ):
+    with pytest.raises(ValueError, match=r"a.conll line 1: 'B' looks like .* Write 'B-NAME'.* data.scheme to"):
         read(tmp_path, "a.conll", content)
     found, _ = read(tmp_path, "a.conll", content, scheme="plain")
     assert found[0].tags == ["B", "I", "O"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tools.corpus.sentences import count_letters
+from tools.corpus.sentences import count_letters, is_mostly_letters
 
 SCRIPTS = {
     "latin": "A-Za-zªºÀ-ÖØ-öø-ʯᴀ-ᴥḀ-ỿⱠ-Ɀꜣ-ꞿ",
@@ -41,7 +41,7 @@ class Filters:
     min_characters: int = 0
     max_characters: int | None = None
     least_letters: float = 0.0
-    """Share of letters (`count_letters`) among the visible characters."""
+    """Share of letters (`count_letters`) among the visible characters; see `is_mostly_letters`."""
     language_characters: tuple[str, ...] = ()
     least_language: float = 0.8
     """Share of the language's characters among the letters."""
@@ -70,7 +70,8 @@ class Filters:
             return "too_long"
         if not self.least_letters and self._language is None:
             return None
-        if self.least_letters and count_letters(text) < self.least_letters * (len(text) - _count(_SPACE, text)):
+        visible = len(text) - _count(_SPACE, text) if self.least_letters else 0
+        if self.least_letters and not is_mostly_letters(text, self.least_letters, count_letters(text), visible):
             return "few_letters"
         # Of letters alone: marks are of no script of their own.
         least = self.least_language * _count(_LETTERS, text)

@@ -290,6 +290,8 @@ def test_filters_count_what_they_leave_out(tmp_path: Path) -> None:
         # Three letters of four visible characters, and a space, which is none.
         ("ab c1", Filters(least_letters=0.75), None),
         ("ab 12", Filters(least_letters=0.75), "few_letters"),
+        ("“你好。”他说。“走吧。”", Filters(least_letters=0.75), None),
+        ("…… —— 。", Filters(least_letters=0.75), "few_letters"),
         # Three of four letters are Latin; of one letter alone, one must be.
         ("abcж", Filters(language_characters=("latin",), least_language=0.75), None),
         ("abжж", Filters(language_characters=("latin",), least_language=0.75), "other_language"),
