@@ -52,7 +52,12 @@ _CANONICAL = {
 """What MediaWiki takes for a namespace in every wiki, by its number."""
 _MEDIA, _TEMPLATE, _FILE, _CATEGORY = -2, 10, 6, 14
 _ALIASES = {
-    "ar": "ملف, صورة", "arz": "ملف, صورة", "be": "файл, выява", "bg": "файл, картинка", "bn": "চিত্র, ছবি",
+    "af": "lêer, beeld", "als": "datei, bild", "ar": "ملف, صورة", "arz": "ملف, صورة", "ast": "ficheru, imaxe, imaxen",
+    "az": "fayl, şəkil", "ba": "файл, рәсем, изображение", "be": "файл, выява", "be-tarask": "файл, выява",
+    "be-x-old": "файл, выява", "br": "restr, skeudenn", "gsw": "datei, bild", "ka": "ფაილი, სურათი",
+    "lb": "fichier, bild", "ml": "പ്രമാണം, ചിത്രം", "oc": "fichièr, imatge", "sq": "skeda, figura", "te": "దస్త్రం, బొమ్మ",
+    "tl": "talaksan, larawan", "tt": "файл, рәсем, изображение", "uz": "fayl, tasvir",
+    "bg": "файл, картинка", "bn": "চিত্র, ছবি",
     "bs": "datoteka, slika", "ca": "fitxer, imatge", "cs": "soubor, obrázek", "da": "fil, billede", "de": "datei, bild",
     "el": "αρχείο, εικόνα", "eo": "dosiero", "es": "archivo, imagen", "et": "fail, pilt", "eu": "fitxategi, irudi",
     "fa": "پرونده, تصویر", "fi": "tiedosto, kuva", "fr": "fichier, image", "gl": "ficheiro, imaxe",
@@ -63,7 +68,7 @@ _ALIASES = {
     "pt": "ficheiro, imagem, arquivo", "ro": "fișier, fişier, imagine", "ru": "файл, изображение",
     "sh": "datoteka, slika", "sk": "súbor, obrázok", "sl": "datoteka, slika",
     "sr": "датотека, слика, datoteka, slika", "sv": "fil, bild", "th": "ไฟล์, ภาพ", "tr": "dosya, resim",
-    "uk": "файл, зображення", "vi": "tập tin, hình", "zh": "文件, 档案, 檔案, 图像, 圖像",
+    "uk": "файл, зображення, изображение", "vi": "tập tin, hình", "zh": "文件, 档案, 檔案, 图像, 圖像",
 }  # fmt: skip
 """Names of files that MediaWiki knows in a language besides the one in force. A dump lists no aliases, and articles are
 full of them."""

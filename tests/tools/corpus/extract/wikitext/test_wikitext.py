@@ -205,6 +205,12 @@ GERMAN = Site(language="de", namespaces=((6, "Datei"), (6, "Datei_alt")))
         (Site(language="xx", namespaces=((100, "tip"),)), "A [[tip:of a day]] here.[[fr:Un]]", "A tip:of a day here."),
         (Site(), "[[Datei:a|b]][[চিত্র:a|b]] One.", "b One."),  # no siteinfo: what is known here
         (Site(language="tr", namespaces=((6, "İmge"),)), "[[imge:a|b]][[İMGE:a|b]]Bir şehir.", "Bir şehir."),
+        # Names of before the one that the dump lists, in languages of their own and of those that fall back to Russian.
+        (Site(language="az", namespaces=((6, "Fayl"),)), "[[Şəkil:A.jpg|thumb|x]]Bakı şəhərdir.", "Bakı şəhərdir."),
+        (Site(language="te", namespaces=((6, "దస్త్రం"),)), "[[బొమ్మ:A.jpg|thumb|x]]ఇది నగరం.", "ఇది నగరం."),
+        (Site(language="ka", namespaces=((6, "ფაილი"),)), "[[სურათი:A.jpg|მინი|x]]ქალაქი.", "ქალაქი."),
+        (Site(language="tt", namespaces=((6, "Файл"),)), "[[Изображение:A.jpg|x]]Бу шәһәр.", "Бу шәһәр."),
+        (Site(language="be-tarask", namespaces=((6, "Файл"),)), "[[Выява:A.jpg|x]]Гэта горад.", "Гэта горад."),
         (ENGLISH, "Hear [[Media:a.ogg|the song]] so.[[Media:a.ogg]]", "Hear the song so."),
         (ENGLISH, "In [[w:Rome|Rome]] and [[commons:Rome]], [[:fr:Rome|Rome]].", "In Rome and Rome, Rome."),
     ],
