@@ -160,10 +160,11 @@ def split_sentences(document: str, language: str = "en", left_out: dict[str, int
 
     Args:
         document: text; blank lines separate paragraphs.
-        language: ISO 639-1 code.
+        language: ISO 639-1 code; of a variant such as "de-at" the rules are those of the language.
         left_out: the counts `LEFT_OUT`, which what is left out here is added to.
     """
     sentences: list[str] = []
+    language = language.partition("-")[0]  # rules are those of a language, not of Austria's German
     for paragraph in _paragraphs(document):
         sentences += _sentences(paragraph, language)
     kept = [sentence for sentence in sentences if _has_letter_or_digit(sentence)]
