@@ -85,7 +85,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def continuations(self) -> NDArray[np.uint8]:
-        """The unknown piece goes on a word too: what is before it in the word has a piece of its own."""
+        """The unknown piece goes on a word too: what is before it in the word has a piece of its own. In a model of
+        words it is a word, and so is every other one."""
         special = {*self.special_ids.values(), self._model.bos_id(), self._model.eos_id()}
         texts = [
             None
@@ -97,6 +98,9 @@ class SentencePieceTokenizer(Tokenizer):
             else piece.replace(SPACE, " ")
             for number, piece in enumerate(self.pieces(range(self.vocab_size)))
         ]
+        pieces = [text for number, text in enumerate(texts) if text is not None and number != self.unknown]
+        if pieces and all(text[0] == " " and text != " " for text in pieces):
+            return np.zeros(self.vocab_size, dtype=np.uint8)
         own = [text for text in texts if text is not None and " " in text]
         if not own:
             raise untold_words(

@@ -157,6 +157,11 @@ MARKED = ("▁", "▁the", "▁fir", "st", "—", "do", "漢", "字", "s")
 RAW = ("▁", *"thefirsdo", "—", "漢", "字")
 
 
+def test_kind_7_in_a_model_of_words_an_unknown_one_goes_on_none(tmp_path: Path) -> None:
+    made = sentencepiece_model(tmp_path / "tokenizer.model", ("▁the", "▁fox", "▁went"), model_type=3)
+    assert in_line(made, "the fox zebra went") == "▁the|▁fox|<unk>|▁went"
+
+
 def test_kind_7_byte_level_words_end_where_letters_do(tmp_path: Path) -> None:
     layouts = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
