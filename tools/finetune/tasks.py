@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -428,8 +430,22 @@ class ClassifyTask(TextsTask):
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     """Numbers by their value, so that class 10 follows class 9; other labels as text, but with the whole numbers in
-    them by their value too, as in LABEL_10."""
+    them by their value too, as in LABEL_10.
+
+    Raises:
+        ValueError: two labels that are one in two spellings: `1` and `1.0`, or letters with and without a character
+            that nobody sees.
+    """
     found = set(labels)
+    are_numbers = all(re.fullmatch(r"[+-]?\d{1,40}(?:\.\d{1,40})?", label, re.ASCII) for label in found)
+    read: dict[object, str] = {}
+    for label in sorted(found):
+        seen = "".join(part for part in unicodedata.normalize("NFC", label) if unicodedata.category(part) != "Cf")
+        if (other := read.setdefault(Fraction(label) if are_numbers else seen, label)) != label:
+            raise ValueError(
+                f"the labels {other!a} and {label!a} are one label in two spellings, and would be two classes. Write "
+                "one of them throughout."
+            )
     if all(re.fullmatch(r"[+-]?\d+", label, re.ASCII) for label in found):
         return tuple(sorted(found, key=lambda label: (int(label), label)))
     parts = {label: re.split(r"(\d+)", label, flags=re.ASCII) for label in found}  # text, number, text, ...

@@ -137,6 +137,16 @@ def test_numeric_classes_are_in_the_order_of_their_values(given: list[str], want
     assert list(in_order(reversed(given))) == wanted
 
 
+@pytest.mark.parametrize(
+    "given", [("1", "1.0"), ("01", "1"), ("+1", "1", "2"), ("caf\u00e9", "cafe\u0301"), ("a\u200b", "a")]
+)
+def test_one_label_in_two_spellings_is_refused(given: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"are one label in two spellings, and would be two classes"):
+        in_order(given)
+    assert len(in_order(["1", "v1.0", "1.0"])) == 3, "not all are numbers"
+    assert len(in_order(["A", "a"])) == 2
+
+
 def test_spaces_around_a_label_are_no_part_of_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
     train = "sentence\tlabel\ngood\t pos\nbad\tneg \nfilm\tpos\nfilm\t\u00a0neg\n"
     found = task(ClassifyTask, data(tmp_path, train, "sentence\tlabel\ngood\tpos \n"), tokenizer)
