@@ -142,7 +142,7 @@ def _cut_tag(text: str, found: re.Match[str], unclosed: set[str], page: Page) ->
         return ("\n" if closing else "\n* "), found.end()
     if name == "table":  # a wikitext table from here on
         return ("\n|}\n" if closing else "\n{|\n"), found.end()
-    if name in BREAKING_TAGS:
+    if name in BREAKING_TAGS and not (name == "section" and alone):  # that marks what other pages show
         return "\n\n", found.end()
     if name in _SCRIPTS and not alone:
         italic = not closing and _ITALIC.match(text, found.end())
@@ -414,7 +414,7 @@ def normalize(text: str, counts: Counter[str]) -> str:
     closed = close_gaps(text)
     if closed != text:
         closed = " ".join(swept(closed).split())  # it may have brought brackets together
-        counts["betweencharacters_dropped"] += _visible(text) - _visible(closed)
+        counts["gap_characters_dropped"] += _visible(text) - _visible(closed)
     return closed.translate(_MEANS) if escaped else closed
 
 

@@ -32,6 +32,7 @@ def read_in(language: str, wikitext: str) -> str:
         ("See [[:Category:Books]] and [[:File:A.png|the map]].", "See Category:Books and the map."),
         ("A [[wikt:word]] and [[w:Rome|Rome]].", "A word and Rome."),
         ("One.[[Category:Ones]][[fr:Un]]\n[[Kategorie:Eins|1]][[zh-min-nan:It]][[be-x-old:A]]", "One."),
+        ("Of <section begin=a />one<section end=a/> part.", "Of one part."),
         ("The poem [[s:fr:Titre]] and [[:fr:Lyon]].", "The poem Titre and fr:Lyon."),
         ("[[File:a.jpg|thumb|left|A [[dog]] of {{lang|de|[[Hund]]}}.]]The dog sat.", "The dog sat."),
         ("[[Datei:a.jpg|mini|Ein [[Hund]]\nsitzt]]Der Hund sitzt.", "Der Hund sitzt."),
@@ -431,6 +432,12 @@ def test_what_is_cut_or_written_out_is_counted() -> None:
     assert dropped == {"Infobox city": 1, "cn": 1, "Cn": 1, "#if:": 1}
     assert clean_page("{{x}}{{disambiguation}}", "T", ENGLISH, counts, dropped) is None
     assert dropped.total() == 4
+
+
+def test_what_closed_gaps_lose_is_counted() -> None:
+    counts: Counter[str] = Counter()
+    assert clean_page("Angola ({{x}}; ) is here.", "T", ENGLISH, counts) == "Angola is here."
+    assert counts["gap_characters_dropped"] == len("(;)")
 
 
 def test_names_of_templates_take_no_more_memory_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
