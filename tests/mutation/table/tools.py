@@ -131,8 +131,8 @@ MUTATIONS = (
     Mutation(
         "filters-space-is-visible",
         "tools/corpus/extract/filters.py",
-        old="(len(text) - _count(_SPACE, text))",
-        new="len(text)",
+        old="visible = len(text) - _count(_SPACE, text) if",
+        new="visible = len(text) if",
         tests=(FILTERS,),
     ),
     Mutation(
@@ -177,6 +177,13 @@ MUTATIONS = (
         old='self.counts["templates_dropped"] += 1',
         new="pass",
         tests=(f"{WIKITEXT}::test_what_is_cut_or_written_out_is_counted",),
+    ),
+    Mutation(
+        "holes-glue-numbers",
+        "tools/corpus/extract/wikitext/strip.py",
+        old="before.isalnum() and after.isalnum() and",
+        new="False and",
+        tests=(f"{WIKITEXT}::test_kind_4_numbers_beside_each_other_become_no_other_number",),
     ),
     Mutation(
         "calls-with-other-names",
