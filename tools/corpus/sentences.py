@@ -249,12 +249,18 @@ _BEFORE_NAMES: Mapping[str, frozenset[str]] = MappingProxyType(
             "pl": "dr prof inż mgr hab św ks gen płk ul al pl nr tj",
             "pt": "sr sra srta dr dra prof st sta pág séc núm",
             "ru": "им ул пл пр просп пер г гг акад проф св оз р о см",
+            "bn": "ড ডা মো প্রো",
+            "hi": "डॉ प्रो श्री पं",
+            "id": "jl dr prof drs ir hj tn ny no",
+            "mr": "डॉ प्रा श्री",
+            "vi": "tp ts gs ths",
             "uk": "ім вул пл пр просп м р акад проф св оз див",
         }.items()
     }
 )
 """Abbreviations that stand before a name or a number and end no sentence, of languages whose rules lack some."""
-_LAST_WORD = re.compile(r"(?:^|[\s(\[«\u201c\u201e\"'\u2019-])((?:[^\W_]+\.)*[^\W_]+)\.\s*$")
+_LAST_WORD = re.compile(r"(\S+)\.\s*$")
+_BEFORE_WORD = re.compile("[(\\[«\u201c\u201e\"'\u2019-]")
 _ROMAN = re.compile(r"[IVXLC]{1,6}")
 
 
@@ -276,7 +282,7 @@ def _ends(sentence: str, following: str, language: str) -> bool:
     found = _LAST_WORD.search(sentence[-40:]) if sentence.rstrip().endswith(".") else None
     if found is None:
         return True
-    word, begins = found[1], following[:1]
+    word, begins = _BEFORE_WORD.split(found[1])[-1], following[:1]
     apart = sentence[-1:].isspace()  # "a.C." is cut between its letters
     if len(word) == 1 and word.isalpha() and (word.isupper() or begins.islower() or not apart):
         return False
