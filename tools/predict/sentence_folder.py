@@ -37,6 +37,8 @@ _POOLING_NAMES: Mapping[str, Pooling] = {
 _OTHER_POOLING = ("pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken")
 _PASS_THROUGH = ("Normalize", "Dropout")
 """Modules after pooling that need no weights; dropout does nothing outside of training."""
+_LIBRARY = "sentence_transformers."
+"""Begins the types of its modules; others are code that comes with a folder, whatever their last name."""
 _UNLIMITED = 10**9
 """The library writes 1e30 for a tokenizer without a limit."""
 
@@ -160,6 +162,12 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     for _, name in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{path} names the folder {name!r}, which is not inside {folder}.")
+    own = next((str(module["type"]) for module in listed if not str(module["type"]).startswith(_LIBRARY)), None)
+    if own is not None:
+        raise ValueError(
+            f"{path} asks for {own}, code that is not the library's own ({_LIBRARY}...) and is never run here. Name "
+            "the Transformer's own folder to get its vectors without that."
+        )
     return [(kind, folder / name) for kind, name in found]
 
 

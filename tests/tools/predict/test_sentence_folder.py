@@ -210,7 +210,11 @@ def test_what_is_not_known_is_refused(encoder: Path, tmp_path: Path, changes: di
         ("[1]", r"must be a list of modules"),
         ('[{"idx": 0, "path": "../other", "type": "x.Transformer"}]', r"'../other', which is not inside"),
         ('[{"idx": 0, "path": "/etc", "type": "x.Transformer"}]', r"'/etc', which is not inside"),
-        ('[{"idx": 0, "path": "", "type": "x.CLIPModel"}]', r"CLIPModel is not known"),
+        ('[{"idx": 0, "path": "", "type": "sentence_transformers.models.CLIPModel"}]', r"CLIPModel is not known"),
+        (
+            '[{"idx": 0, "path": "", "type": "custom_st.Transformer"}]',
+            r"asks for custom_st.Transformer, code",
+        ),
     ],
 )
 def test_a_damaged_or_foreign_list_of_modules_is_refused(tmp_path: Path, content: str, message: str) -> None:
