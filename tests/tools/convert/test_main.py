@@ -157,7 +157,8 @@ def test_what_makes_a_sentences_vector_goes_in_and_out(tmp_path: Path, capsys: p
     hidden = json.loads((library / "config.json").read_text())["hidden_size"]
     (library / "1_Pooling").mkdir()
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-    modules = [{"idx": n, "path": path, "type": f"st.{kind}"} for n, (path, kind) in enumerate(kinds)]
+    library_type = "sentence_transformers.models"
+    modules = [{"idx": n, "path": path, "type": f"{library_type}.{kind}"} for n, (path, kind) in enumerate(kinds)]
     pooling = {"word_embedding_dimension": hidden, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     files = {
         "modules.json": modules,
