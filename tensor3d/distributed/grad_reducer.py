@@ -190,6 +190,19 @@ class GradReducer:
         """Within a backward pass: it is not over before its own end, though passes within it may hand everything in."""
         self._current()
 
+    def pass_by(self, *parameters: nn.Parameter | None) -> None:
+        """Within a backward pass: the graph leads to these, and no gradient of them is computed here. Their hooks rest
+        until the end of the pass; autograd would call them with None."""
+        watched = [parameter for parameter in parameters if parameter is not None and is_watched(parameter)]
+        for parameter in watched:
+            self._keep_hooks(parameter)
+        if watched and backward_pass() not in self._passes:
+            at_end_of_pass(partial(self._end_without_gradients, backward_pass()))
+
+    def _end_without_gradients(self, task: int) -> None:
+        if task not in self._passes:  # else its own end needs them
+            self._hooks_of(task)
+
     def _keep_hooks(self, parameter: nn.Parameter) -> None:
         if is_watched(parameter):
             self._hooks.setdefault(id(parameter), HeldHooks(parameter)).passes.add(backward_pass())
@@ -254,8 +267,8 @@ class GradReducer:
         whole.put_into(current.buckets, number)
 
     def forget_failed_passes(self) -> None:
-        """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
-        if self._passes and backward_pass() == -1:
+        """Drops what passes that failed left behind. Called in every forward; mostly it tests two dicts."""
+        if (self._passes or self._hooks) and backward_pass() == -1:
             for failed in self._passes.values():
                 if failed.buckets is not None:  # of which another rank may have sent more
                     failed.buckets.finish()
