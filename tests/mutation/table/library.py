@@ -406,9 +406,27 @@ MUTATIONS = (
     Mutation(
         "frozen-since-gets-a-gradient",
         "tensor3d/distributed/autograd_graph.py",
-        old="        and parameter.requires_grad\n",
-        new="",
+        old="return [was and not is_frozen for",
+        new="return [was for",
         tests=("tests/layers/test_unusual_use.py",),
+    ),
+    Mutation(
+        "hooks-called-without-gradients",
+        "tensor3d/sharding/matmul.py",
+        old="            ctx.cube.ledger.pass_by(ctx.weight, ctx.bias)\n",
+        new="",
+        tests=(
+            "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
+    ),
+    Mutation(
+        "hooks-stay-away-after-a-failed-pass",
+        "tensor3d/distributed/grad_reducer.py",
+        old="(self._passes or self._hooks) and",
+        new="self._passes and",
+        tests=(
+            "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
     ),
     Mutation(
         "steps-go-unnoticed",
