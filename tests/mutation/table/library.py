@@ -422,10 +422,19 @@ MUTATIONS = (
     Mutation(
         "hooks-stay-away-after-a-failed-pass",
         "tensor3d/distributed/grad_reducer.py",
-        old="(self._passes or self._hooks) and",
-        new="self._passes and",
+        old="elif self._passes or self._hooks or self._recomputing:",
+        new="elif self._passes or self._recomputing:",
         tests=(
             "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
+    ),
+    Mutation(
+        "dropped-checkpoints-go-unnoticed",
+        "tensor3d/distributed/grad_reducer.py",
+        old="found.of_recomputed = bool(self._recomputing - {task})",
+        new="found.of_recomputed = False",
+        tests=(
+            "tests/distributed/test_different_parameters.py::test_a_reentrant_checkpoint_is_dropped_by_all_or_none",
         ),
     ),
     Mutation(
