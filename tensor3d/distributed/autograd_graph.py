@@ -57,19 +57,20 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
 
     `ctx.needs_input_grad` says what the forward pass knew. `backward(inputs=...)` and `torch.autograd.grad` ask for
     some gradients alone, and the `.grad` of a parameter that they do not name must stay as it is; as must that of one
-    that was frozen since (torch's own node adds nothing to it then either).
+    that was frozen since (torch's own node adds nothing to it then either), whose hooks are not called.
+
+    Args:
+        ctx: of the function, with its `cube`.
 
     Raises:
         ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
     """
     nodes = {id(node.variable): node for node, _ in ctx.next_functions if hasattr(node, "variable")}
-    return [
-        parameter is not None
-        and parameter.requires_grad
-        and id(parameter) in nodes
-        and _is_executed(nodes[id(parameter)])
-        for parameter in parameters
-    ]
+    asked = [each is not None and id(each) in nodes and _is_executed(nodes[id(each)]) for each in parameters]
+    frozen = [was and each is not None and not each.requires_grad for was, each in zip(asked, parameters, strict=True)]
+    if any(frozen):
+        ctx.cube.ledger.pass_by(*[each for each, is_frozen in zip(parameters, frozen, strict=True) if is_frozen])
+    return [was and not is_frozen for was, is_frozen in zip(asked, frozen, strict=True)]
 
 
 def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:

@@ -40,7 +40,7 @@ from tensor3d.distributed.use_agreement import OwnUses, Record, UseAgreement, sl
 from tensor3d.torch_private import at_end_of_pass, backward_pass, has_storage, lent_by_fully_shard
 
 _MOST_NAMED = 6  # parameters in a message
-_NOT_STORED = ("_relatives", "_hooks", "_guard", "_passes", "_early")
+_NOT_STORED = ("_relatives", "_hooks", "_recomputing", "_guard", "_passes", "_early")
 
 _WIDE = 4
 """Bytes of a type in which a sum of thousands does not stop growing."""
@@ -89,6 +89,8 @@ class _BackwardPass:
     the other one are finished."""
     interrupted: bool = False
     """Whether another one ended within it."""
+    of_recomputed: bool = False
+    """Whether it goes through what was computed again within another one: a reentrant checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -137,6 +139,7 @@ class GradReducer:
         self._unsummed_while_holding: dict[int, nn.Parameter] = {}  # whose gradients are sums over no ranks
         self._holding = False
         self._hooks: dict[int, HeldHooks] = {}
+        self._recomputing: set[int] = set()  # passes in which something was computed again
         self._guard: finalize[..., GradReducer] | None = None  # ends it when it is called
         self._early = _EarlySums()
         self._accumulated = False  # whether the last pass was the end of several that were held back
@@ -147,7 +150,7 @@ class GradReducer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._relatives, self._hooks, self._guard = WeakSet([self]), {}, None
+        self._relatives, self._hooks, self._recomputing, self._guard = WeakSet([self]), {}, set(), None
         self._passes, self._early = {}, _EarlySums()
         self._guard_steps()
         if self._shares:
@@ -190,6 +193,19 @@ class GradReducer:
         """Within a backward pass: it is not over before its own end, though passes within it may hand everything in."""
         self._current()
 
+    def pass_by(self, *parameters: nn.Parameter | None) -> None:
+        """Within a backward pass: the graph leads to these, and no gradient of them is computed here. Their hooks rest
+        until the end of the pass; autograd would call them with None."""
+        watched = [parameter for parameter in parameters if parameter is not None and is_watched(parameter)]
+        for parameter in watched:
+            self._keep_hooks(parameter)
+        if watched and backward_pass() not in self._passes:
+            at_end_of_pass(partial(self._end_without_gradients, backward_pass()))
+
+    def _end_without_gradients(self, task: int) -> None:
+        if task not in self._passes:  # else its own end needs them
+            self._hooks_of(task)
+
     def _keep_hooks(self, parameter: nn.Parameter) -> None:
         if is_watched(parameter):
             self._hooks.setdefault(id(parameter), HeldHooks(parameter)).passes.add(backward_pass())
@@ -200,6 +216,7 @@ class GradReducer:
         if found is None:
             assert task != -1, "a gradient outside of a backward pass"
             found = self._passes[task] = self._begun()
+            found.of_recomputed = bool(self._recomputing - {task})
             at_end_of_pass(partial(self._close, task))
         return found
 
@@ -254,13 +271,20 @@ class GradReducer:
         whole.put_into(current.buckets, number)
 
     def forget_failed_passes(self) -> None:
-        """Drops what passes that failed left behind. Called in every forward; mostly it tests one dict."""
-        if self._passes and backward_pass() == -1:
+        """Drops what passes that failed left behind, and takes note of what is computed again. Called in every forward;
+        mostly it tests three containers."""
+        task = backward_pass()
+        if task != -1:
+            if task not in self._recomputing:
+                self._recomputing.add(task)
+                at_end_of_pass(partial(self._recomputing.discard, task))
+        elif self._passes or self._hooks or self._recomputing:
             for failed in self._passes.values():
                 if failed.buckets is not None:  # of which another rank may have sent more
                     failed.buckets.finish()
                     failed.buckets.keep_memory()
             self._passes.clear()
+            self._recomputing.clear()
             for hooks in self._hooks.values():
                 hooks.put_back()
             self._hooks.clear()
@@ -440,6 +464,7 @@ class GradReducer:
             record=record,
             is_new=not current.inner and early.is_new(record),
             shares=self._shares,
+            of_recomputed=current.of_recomputed,
         )
         summed, agreed = self.agreement.completed(own, self._precision)
         if agreed is not None:

@@ -56,6 +56,8 @@ class OwnUses:
     """Whether the ranks are to make a plan of the record."""
     shares: bool
     """Whether sums over data are shared out."""
+    of_recomputed: bool
+    """Whether the pass is that of a reentrant checkpoint, within another one."""
 
 
 class _Told(NamedTuple):
@@ -67,6 +69,7 @@ class _Told(NamedTuple):
     is_new: bool
     record: Record
     shares: bool
+    of_recomputed: bool
 
 
 class UseAgreement:
@@ -114,8 +117,9 @@ class UseAgreement:
         by, if that changes.
 
         Raises:
-            ValueError: ranks that work on one parameter together have not all used it, or copies of one that is used
-                for the first time differ; on every rank.
+            ValueError: ranks that work on one parameter together have not all used it, or have dropped a reentrant
+                checkpoint that others have, or copies of a parameter that is used for the first time differ; on every
+                rank.
         """
         sent, buckets = own.sent, own.buckets
         entries = self._by_number(own.late, lambda entry: entry.parameter, sent)
@@ -128,14 +132,23 @@ class UseAgreement:
         parameters = self._by_number(own.unsummed, lambda parameter: parameter)
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
-        mine = _Told(uses, buckets is not None and buckets.has_sent, own.is_new, own.record, own.shares)
+        has_sent = buckets is not None and buckets.has_sent
+        mine = _Told(uses, has_sent, own.is_new, own.record, own.shares, own.of_recomputed)
         known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
-        alike = all_equal(_hashed(repr((known, mine.has_sent, own.is_new and own.record, own.shares))), self._everyone)
+        told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed
+        alike = all_equal(_hashed(repr(told)), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
         if len({each.shares for each in by_rank}) > 1:
             raise ValueError(
                 f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "
                 'with shard_over_data="gradients". Make it on every rank before the first backward pass.'
+            )
+        if len({each.of_recomputed for each in by_rank}) > 1:
+            within = _listed([rank for rank, each in enumerate(by_rank) if each.of_recomputed])
+            raise ValueError(
+                f"ranks {within} alone have come to the end of a reentrant checkpoint, a backward pass of its own in "
+                "another. The others have dropped what is in it, so sums would be of different passes. Use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or let all ranks drop alike."
             )
         if buckets is not None and (any(each.has_sent for each in by_rank) or (alike and buckets.is_full)):
             buckets.finish()

@@ -222,6 +222,7 @@ class _Product(Function):
     def backward(ctx: Any, dc: Tensor | None, handed_back: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """`handed_back`: the gradient of `a` where it was handed on."""
         if dc is None:  # a pass that goes through that alone
+            ctx.cube.ledger.pass_by(ctx.weight, ctx.bias)
             return handed_back, *[None] * 8
         cube, face, weight, bias, products = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.products
         rows, columns = cube.axis(other(face)), cube.axis(face)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
 from tensor3d.sharding.param_layout import copies
@@ -226,6 +227,26 @@ def test_ranks_that_hold_parts_of_a_parameter_must_all_use_it(
     assert first == second
     for name in names:
         assert name in first
+
+
+def _dropped_a_checkpoint() -> str:
+    """A reentrant checkpoint is a pass of its own: its end would be taken for that of the other rank's whole pass."""
+    cube = Cube(data=2)
+    model = Blocks(cube)
+    x = torch.ones(4, HIDDEN, requires_grad=True)
+    with pytest.raises(ValueError, match="end of a reentrant checkpoint") as caught:
+        model(x if cube.rank else checkpoint(model.norm, x, use_reentrant=True), "rms").backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for _ in range(2):
+        model(checkpoint(model.norm, x, use_reentrant=True), "rms").backward()
+    assert model.norm.weight.grad is not None
+    return str(caught.value)
+
+
+def test_a_reentrant_checkpoint_is_dropped_by_all_or_none() -> None:
+    first, second = run_ranks(2, _dropped_a_checkpoint, timeout=20.0)
+    assert first == second
+    assert "ranks 0 alone" in first
 
 
 # --- cost ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, local
+from tensor3d import Cube, Linear3D, local
 from tensor3d.optim import AdamW, Lamb
+from tensor3d.sharding.matmul import HandedOn
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -130,6 +131,37 @@ def _hooks(shape: Shape) -> dict[str, float]:
 def test_hooks_on_parameters_are_called_when_the_sum_is_there(shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), _hooks, shape):
         assert max(errors.values()) <= 1e-9, errors
+
+
+def test_hooks_are_not_called_where_no_gradient_is_computed() -> None:
+    """Of a layer whose result nothing reads, behind which the residual goes on; of one that is frozen before backward;
+    in a pass that fails, too. Then they are there again."""
+    cube = Cube.single()
+    cube.manual_seed(0)
+    unread, frozen, calls = Linear3D(4, 4, cube), Linear3D(4, 4, cube), list[str]()
+    for name, parameter in [*unread.named_parameters(), *frozen.named_parameters()]:
+        parameter.register_hook(lambda gradient, name=name: calls.append(f"{name} {tuple(gradient.shape)}"))
+        parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: calls.append(f"{name} is there"))
+
+    def passed(x: Tensor) -> Tensor:
+        frozen.requires_grad_(True)
+        with HandedOn(x, cube) as residual:
+            unread(x)
+        result = frozen(residual.tensor)
+        frozen.requires_grad_(False)
+        return result.sum()
+
+    def fail(gradient: Tensor) -> None:
+        raise OSError
+
+    passed(torch.ones(2, 4, requires_grad=True)).backward()
+    x = torch.ones(2, 4, requires_grad=True)
+    x.register_hook(fail)
+    with suppress(OSError):
+        passed(x).backward()
+    assert calls == []
+    unread(torch.ones(2, 4)).sum().backward()
+    assert sorted(calls) == ["bias (4,)", "bias is there", "weight (4, 4)", "weight is there"]
 
 
 @small_buckets()

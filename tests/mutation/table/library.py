@@ -406,9 +406,36 @@ MUTATIONS = (
     Mutation(
         "frozen-since-gets-a-gradient",
         "tensor3d/distributed/autograd_graph.py",
-        old="        and parameter.requires_grad\n",
-        new="",
+        old="return [was and not is_frozen for",
+        new="return [was for",
         tests=("tests/layers/test_unusual_use.py",),
+    ),
+    Mutation(
+        "hooks-called-without-gradients",
+        "tensor3d/sharding/matmul.py",
+        old="            ctx.cube.ledger.pass_by(ctx.weight, ctx.bias)\n",
+        new="",
+        tests=(
+            "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
+    ),
+    Mutation(
+        "hooks-stay-away-after-a-failed-pass",
+        "tensor3d/distributed/grad_reducer.py",
+        old="elif self._passes or self._hooks or self._recomputing:",
+        new="elif self._passes or self._recomputing:",
+        tests=(
+            "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
+    ),
+    Mutation(
+        "dropped-checkpoints-go-unnoticed",
+        "tensor3d/distributed/grad_reducer.py",
+        old="found.of_recomputed = bool(self._recomputing - {task})",
+        new="found.of_recomputed = False",
+        tests=(
+            "tests/distributed/test_different_parameters.py::test_a_reentrant_checkpoint_is_dropped_by_all_or_none",
+        ),
     ),
     Mutation(
         "steps-go-unnoticed",
