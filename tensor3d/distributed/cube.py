@@ -143,7 +143,6 @@ class Cube:
                 (self._life, group_teardown.forget_meshes_at_end),
             ):
                 finalize(owner, at_end).atexit = False
-            _tell_of_steps(self.mesh)
         self._axes[()] = self._made((), (rank,), None)
         for name in AXES:
             self._axes[name,] = self._axis(name)
@@ -162,6 +161,8 @@ class Cube:
             keep_buckets=self._keep_buckets(),
             at_sum=self._end_of_sums(),
         )
+        if self.mesh is not None:
+            _tell_of_steps(self.mesh, self.ledger.agreement)
 
     @classmethod
     def single(
@@ -423,17 +424,25 @@ class Cube:
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"
 
 
-def _tell_of_steps(mesh: DeviceMesh) -> None:
+def _tell_of_steps(mesh: DeviceMesh, agreement: UseAgreement | None) -> None:
     """While the mesh lives, parameters on it count the steps of any optimiser of torch as changes: foreach and fused
     operators leave the counters of a DTensor as they are, and a graph from before the step would go back through the
-    new weights without a word. So autograd refuses it, as it does of plain parameters."""
-    handle = torch_optim.register_optimizer_step_post_hook(partial(_count_step, ref(mesh)))
+    new weights without a word. So autograd refuses it, as it does of plain parameters. The agreement counts them, too,
+    for ranks whose backward passes are of different steps."""
+    known = None if agreement is None else ref(agreement)
+    handle = torch_optim.register_optimizer_step_post_hook(partial(_count_step, ref(mesh), known))
     finalize(mesh, handle.remove).atexit = False
 
 
-def _count_step(of: ref[DeviceMesh], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    mesh, stepped = of(), [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    torch.autograd.graph.increment_version([p for p in stepped if getattr(p, "device_mesh", None) is mesh])
+def _count_step(
+    of: ref[DeviceMesh], known: ref[UseAgreement] | None, optimizer: torch.optim.Optimizer, *_: Any
+) -> None:
+    mesh, parameters = of(), (each for group in optimizer.param_groups for each in group["params"])
+    stepped = [each for each in parameters if getattr(each, "device_mesh", None) is mesh]
+    torch.autograd.graph.increment_version([each for each in stepped if each.grad is not None])
+    agreement = None if known is None else known()
+    if stepped and agreement is not None:
+        agreement.steps += 1
 
 
 class _Life:

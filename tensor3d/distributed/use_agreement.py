@@ -70,6 +70,7 @@ class _Told(NamedTuple):
     record: Record
     shares: bool
     of_recomputed: bool
+    steps: int
 
 
 class UseAgreement:
@@ -94,6 +95,8 @@ class UseAgreement:
         self._shape, self._everyone, self._numbers, self._axes = shape, everyone, numbers, axes
         self._found: dict[Number, nn.Parameter] = {}
         self._compared: set[Number] = set()  # whose copies were compared
+        self.steps = 0
+        """Of optimisers that hold parameters of the cube, whether or not these have a gradient."""
 
     def check_copies(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError, on every rank, where ranks that hold copies of a tensor do not hold the same bits."""
@@ -118,8 +121,8 @@ class UseAgreement:
 
         Raises:
             ValueError: ranks that work on one parameter together have not all used it, or have dropped a reentrant
-                checkpoint that others have, or copies of a parameter that is used for the first time differ; on every
-                rank.
+                checkpoint that others have, or have taken other numbers of optimiser steps, or copies of a parameter
+                that is used for the first time differ; on every rank.
         """
         sent, buckets = own.sent, own.buckets
         entries = self._by_number(own.late, lambda entry: entry.parameter, sent)
@@ -133,15 +136,22 @@ class UseAgreement:
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
         has_sent = buckets is not None and buckets.has_sent
-        mine = _Told(uses, has_sent, own.is_new, own.record, own.shares, own.of_recomputed)
+        mine = _Told(uses, has_sent, own.is_new, own.record, own.shares, own.of_recomputed, self.steps)
         known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
-        told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed
+        told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed, self.steps
         alike = all_equal(_hashed(repr(told)), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
         if len({each.shares for each in by_rank}) > 1:
             raise ValueError(
                 f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "
                 'with shard_over_data="gradients". Make it on every rank before the first backward pass.'
+            )
+        if len(steps := {each.steps for each in by_rank}) > 1:
+            behind = _listed([rank for rank, each in enumerate(by_rank) if each.steps == min(steps)])
+            raise ValueError(
+                f"at the end of a backward pass ranks {behind} have taken {min(steps)} optimiser steps, and others up "
+                f"to {max(steps)}: some have left out a pass, and sums would be of different steps. Let each rank use "
+                "a parameter of the cube in every pass (a loss of weight 0 will do), and step where the others step."
             )
         if len({each.of_recomputed for each in by_rank}) > 1:
             within = _listed([rank for rank, each in enumerate(by_rank) if each.of_recomputed])

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
+from tensor3d import (
+    Cube,
+    ExecutionPolicy,
+    LayerNorm3D,
+    Linear3D,
+    RMSNorm3D,
+    SmallHead3D,
+    local_param,
+    normal,
+    vector,
+)
 from tensor3d.sharding.param_layout import copies
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
@@ -247,6 +257,27 @@ def test_a_reentrant_checkpoint_is_dropped_by_all_or_none() -> None:
     first, second = run_ranks(2, _dropped_a_checkpoint, timeout=20.0)
     assert first == second
     assert "ranks 0 alone" in first
+
+
+def _left_a_pass_out() -> str:
+    """Its next pass would be taken for the one in which the other rank waits, and the copies drift apart."""
+    cube = Cube(data=2)
+    model = Blocks(cube)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    x = torch.ones(4, HIDDEN, requires_grad=True)
+    with pytest.raises(ValueError, match="some have left out a pass") as caught:  # noqa: PT012
+        for skipped in (False, True, False):
+            (x if skipped and cube.rank else model(x, "rms")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return str(caught.value)
+
+
+def test_a_pass_is_left_out_by_all_or_none() -> None:
+    first, second = run_ranks(2, _left_a_pass_out, timeout=20.0)
+    assert first == second
+    assert "ranks 0 have taken 1 optimiser steps, and others up to 2" in first
 
 
 # --- cost ----------------------------------------------------------------------------------------------------------

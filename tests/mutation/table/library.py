@@ -440,9 +440,16 @@ MUTATIONS = (
     Mutation(
         "steps-go-unnoticed",
         "tensor3d/distributed/cube.py",
-        old="            _tell_of_steps(self.mesh)\n",
-        new="",
+        old="            _tell_of_steps(self.mesh, self.ledger.agreement)\n",
+        new="            pass\n",
         tests=("tests/layers/test_unusual_use.py",),
+    ),
+    Mutation(
+        "passes-of-other-steps-are-summed",
+        "tensor3d/distributed/cube.py",
+        old="agreement.steps += 1",
+        new="pass",
+        tests=("tests/distributed/test_different_parameters.py::test_a_pass_is_left_out_by_all_or_none",),
     ),
     Mutation(
         "two-threads-end-a-group",
