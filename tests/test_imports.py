@@ -407,6 +407,7 @@ def test_a_borrowed_name_is_found(tmp_path: Path, text: str, found: int) -> None
     assert len(list(borrowed(tmp_path))) == found
 
 
+@pytest.mark.slow
 def test_a_start_waits_for_nothing_that_it_may_not_need() -> None:
     """torch's compiler alone is a fifth of an import, in every process of every launch."""
     dear = {"torch._dynamo", "torch._inductor", "scipy", "matplotlib", "transformers", "tensorboard", "tokenizers"}

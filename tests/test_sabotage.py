@@ -28,6 +28,7 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import error, fill, full
 from tests.tied_weight_model import Tied, truth
 
+pytestmark = pytest.mark.slow
 TOLERANCE, FAR_ABOVE = 1e-9, 1e-3
 
 # --- measures: how far the cube is from one device -----------------------------------------------------------------

@@ -272,7 +272,9 @@ class GradReducer:
 
     def forget_failed_passes(self) -> None:
         """Drops what passes that failed left behind, and takes note of what is computed again. Called in every forward;
-        mostly it tests three containers."""
+        mostly it tests three containers. Not in what a compiler traces, which can learn nothing."""
+        if torch.compiler.is_compiling():  # which cannot trace what follows
+            return
         task = backward_pass()
         if task != -1:
             if task not in self._recomputing:

@@ -174,6 +174,7 @@ def two_steps_and_back(shape: Shape) -> dict[str, float]:
     return errors
 
 
+@pytest.mark.slow
 def test_two_steps_and_the_weights_back_in_the_original() -> None:
     name, value = worst(run_ranks(4, two_steps_and_back, (2, 1, 2, 1)))
     assert value <= 1e-9, f"{name} differs by {value}"

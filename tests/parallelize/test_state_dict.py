@@ -70,7 +70,8 @@ def test_full_states_go_in_and_out_on_one_device() -> None:
 
 
 # The vocabulary is odd, so chunks of it differ in size; in the second, x and y cut the same dim.
-@pytest.mark.parametrize("shape", [(1, 2, 2, 1), pytest.param((2, 2, 1, 1), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 2, 2, 1), (2, 2, 1, 1)])
 def test_full_states_go_in_and_out_on_ranks(shape: tuple[int, int, int, int]) -> None:
     results = run_ranks(4, _round_trip, shape)
     assert all(result == results[0] for result in results)

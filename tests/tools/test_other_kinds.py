@@ -91,7 +91,10 @@ def test_what_a_folder_is(name: str, folder: Path) -> None:
     assert said.startswith(f" {wanted}") if wanted else said == ""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("resume", "start-from") else name for name in COMMANDS],
+)
 def test_a_folder_of_another_kind_is_one_line(
     command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

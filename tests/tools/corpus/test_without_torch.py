@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tools.corpus.scripts import SCRIPTS, paragraph
 
 ROOT = Path(__file__).parents[3]
@@ -21,6 +23,7 @@ print("torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_no_step_imports_torch(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("\n\n".join(map(paragraph, SCRIPTS)), encoding="utf-8")
     # Whoever asks for torch finds this one first, workers too.

@@ -19,7 +19,7 @@ from models.bert.text_batches import collate_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
-from tests.single_device_reference import error, fast_alone, gradient_errors, make_twins, ranks_of, worst
+from tests.single_device_reference import error, gradient_errors, make_twins, name_of, ranks_of, worst
 from tests.tools.squad.small import COLORS, DIGITS, PIECES, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
@@ -158,7 +158,8 @@ def all_errors(folder: Path, shape: Shape) -> dict[str, float]:
     return {f"{what}: {name}": value for what, errors in found.items() for name, value in errors.items()}
 
 
-@pytest.mark.parametrize("shape", fast_alone((1, 2, 1, 2), (2, 2, 2, 1)))
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 2, 1, 2), (2, 2, 2, 1)], ids=name_of)
 def test_negatives_come_from_the_whole_cube(shape: Shape, tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", rows(15))
     write(tmp_path / "triplets.jsonl", rows(8, negatives=True))

@@ -29,7 +29,7 @@ MODERN = {"encoder": "modern", "window": 9, "global_every": 2}
 ROBERTA = {"family": "roberta", "first_position": 2, "types": 1, "next_sentence": False}
 ELECTRA = {"family": "electra", "embedding": 24, "next_sentence": False}
 MODERNBERT = {**MODERN, "family": "modernbert", "types": 0, "next_sentence": False, "local_rotary_base": 1e4}
-_QUICK = 3  # of the cases; the others are for the slow tests
+_QUICK = 1  # of the cases; the others are for the slow tests
 Case = tuple[CubeShape, dict[str, Any], dict[str, Any]]
 # The cube; what is changed of the model; of the step.
 CASES: list[Case] = [

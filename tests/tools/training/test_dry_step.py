@@ -299,7 +299,7 @@ DEEP: list[tuple[Changes, Changes]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, (5,)))
+@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, ()))
 def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -> None:
     """All figures, to the byte; in models whose windows come in turns of two and three, too."""
     config, shape = toy_config(**{"vocab": 67, "layers": 11, **changes}), CubeShape(x=2, y=2, data=4)

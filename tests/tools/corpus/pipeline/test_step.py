@@ -46,7 +46,7 @@ def test_every_number_of_workers_writes_the_same_bytes(tmp_path: Path, workers: 
     assert content(reference) == content(output)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_of_mpi_write_the_same_bytes(tmp_path: Path, ranks: int) -> None:
     shout(Shout(output=tmp_path / "reference"), local_team(1))
     done = mpirun(ranks, str(tmp_path / "out"), " ".join(WORDS))
