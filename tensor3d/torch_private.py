@@ -372,6 +372,12 @@ def fake_collectives() -> ModuleType:
     return import_module("torch.distributed._tools.fake_collectives")
 
 
+def mesh_environment() -> Any:
+    """Answers what DTensor asks of a mesh's devices (`num_devices_per_host`), which from torch 2.15 on it does before
+    every operator that it plans: of "meta", which has none, it cannot."""
+    return private("distributed.device_mesh._mesh_resources")
+
+
 def fake_process_groups() -> ModuleType:
     """Registers the backend "fake", once it is imported, and has its store."""
     return import_module("torch.testing._internal.distributed.fake_pg")

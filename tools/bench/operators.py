@@ -38,6 +38,7 @@ from tensor3d.torch_private import (
     fake_collectives,
     is_fused_sgd,
     is_storage_resize,
+    mesh_environment,
     tree_leaves,
     without_modes,
 )
@@ -456,6 +457,7 @@ def as_on_a_gpu() -> Iterator[None]:
         patch.object(F, "scaled_dot_product_attention", _attention),
         patch.object(torch, "is_autocast_enabled", lambda device: False),
         patch.object(torch, "autocast", lambda device, **options: nullcontext()),
+        patch.object(mesh_environment(), "num_devices_per_host", lambda kind: 8),
     ):
         yield
 
