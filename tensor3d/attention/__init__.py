@@ -108,11 +108,19 @@ def attention(
     _check_shapes(q, k, v, sequences, queries)
     near = None if window is None or window >= sequences.max_seqlen else window
     call = AttentionArgs(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
-    name = choose(backend, AttentionRequest.of(q, k, v, call))
+    name = _chosen(backend, q, k, v, call)
     if q.shape[0] == 0 or k.shape[0] == 0:
         # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
         return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
     return _BACKENDS[name](q, k, v, call)
+
+
+def _chosen(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Name:
+    """Found once for all layers that ask for the same."""
+    differs = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    asks = call.queries is not None
+    key = backend, k.dtype, k.shape[-1], k.device, call.dropout > 0, call.causal, call.window is not None, asks, differs
+    return call.sequences.once(key, lambda: choose(backend, AttentionRequest.of(q, k, v, call)))
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowSelection | None) -> None:

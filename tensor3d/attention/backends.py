@@ -19,7 +19,7 @@ from tensor3d.torch_private import flash_attention, is_there
 # --- What is asked of a backend beside q, k and v ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)  # made in every layer: a frozen one takes three times as long
 class AttentionArgs:
     sequences: Sequences
     queries: RowSelection | None

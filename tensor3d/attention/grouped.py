@@ -56,14 +56,19 @@ def suitable_kernels(dropout: float) -> Iterator[None]:
     """SDPA without cuDNN, which makes a plan for every new shape, which takes far longer than to compute it: groups
     have other shapes in every micro-batch. And, where probabilities are dropped, without what has taken the place of
     FlashAttention: SDPA would choose it still, and it would refuse."""
-    cudnn, flash = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.backends.cuda.enable_flash_sdp(flash and not (dropout and flash_version() is not None))
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    flash = dropout and flash_version() is not None and torch.backends.cuda.flash_sdp_enabled()
+    if cudnn:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if flash:
+        torch.backends.cuda.enable_flash_sdp(False)
     try:
         yield
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
-        torch.backends.cuda.enable_flash_sdp(flash)
+        if cudnn:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+        if flash:
+            torch.backends.cuda.enable_flash_sdp(True)
 
 
 def _slots(q: Tensor, k: Tensor, v: Tensor, grouping: LengthGroups) -> list[Slots]:
@@ -148,7 +153,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
 
 def _attend(group: LengthGroup, slots: Slots, call: AttentionArgs) -> Tensor:
     """(asking slots of the group, h, d)"""
-    q, k, v = (t.unflatten(0, (len(group.members), -1)).transpose(1, 2) for t in slots)
+    members = len(group.members)
+    q, k, v = (t.view(members, len(t) // members, *t.shape[1:]).transpose(1, 2) for t in slots)
     mask, causal = group.masking(call.window, call.causal)
     if call.dropout and k.device.type == "cpu":
         result = with_dropout(q, k, v, group.band(None, True) if causal else mask, call.dropout)

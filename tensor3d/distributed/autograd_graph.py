@@ -65,12 +65,19 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
     Raises:
         ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
     """
-    nodes = {id(node.variable): node for node, _ in ctx.next_functions if hasattr(node, "variable")}
-    asked = [each is not None and id(each) in nodes and _is_executed(nodes[id(each)]) for each in parameters]
-    frozen = [was and each is not None and not each.requires_grad for was, each in zip(asked, parameters, strict=True)]
-    if any(frozen):
-        ctx.cube.ledger.pass_by(*[each for each, is_frozen in zip(parameters, frozen, strict=True) if is_frozen])
-    return [was and not is_frozen for was, is_frozen in zip(asked, frozen, strict=True)]
+    asked: dict[int, bool] = {}
+    wanted = {id(each): each for each in parameters if each is not None}
+    for node, _ in reversed(ctx.next_functions):  # parameters come last most often
+        if len(asked) == len(wanted):
+            break
+        each = wanted.get(id(node.variable)) if hasattr(node, "variable") else None
+        if each is None or id(each) in asked:
+            continue
+        is_executed = _is_executed(node)
+        asked[id(each)] = is_executed and each.requires_grad
+        if is_executed and not each.requires_grad:
+            ctx.cube.ledger.pass_by(each)
+    return [asked.get(id(each), False) for each in parameters]
 
 
 def _is_executed(accumulation: torch.autograd.graph.Node) -> bool:

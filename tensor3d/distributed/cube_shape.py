@@ -70,6 +70,11 @@ class CubeShape:
         """Planes work on different tokens; the `y*z` ranks of one plane share theirs."""
         return self.data * self.x
 
+    @property
+    def is_undivided(self) -> bool:
+        """Whether each rank holds the whole model, and its rows whole: x, y and z are 1."""
+        return self.x == self.y == self.z == 1
+
     def size(self, axis: AxisName) -> int:
         size: int = getattr(self, axis)
         return size

@@ -162,7 +162,12 @@ class GradReducer:
         Only inside a backward pass. `gradient` has the local shape of the parameter. A tensor is not written to; what
         comes in a handle is the ledger's own from then on, and may become `.grad` itself.
         """
-        self.accumulate_grads([(parameter, gradient, over)])
+        if isinstance(gradient, CommHandle) and gradient.travels:
+            self.accumulate_grads([(parameter, gradient, over)])
+            return
+        if is_watched(parameter):
+            self._keep_hooks(parameter)
+        self._receive(self._current(), parameter, gradient, over)
 
     def accumulate_grads(self, handed: Sequence[HandIn]) -> None:
         """The same for gradients that travel together, or for one."""

@@ -19,6 +19,7 @@ from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.rotary import check_rotary, rotary
 from tensor3d.sharding.activation_layout import check_divides, in_batch
+from tensor3d.sharding.layout_checks import mark_alike
 
 Recompute = Literal["none", "layer", "attention"]
 """What of a transformer layer is computed again in backward."""
@@ -91,10 +92,13 @@ class Attention3D(nn.Module):
         """
         if x.dim() == 3:
             return in_batch(lambda rows: self.forward(rows, sequences, queries), x, "Attention3D")
-        qkv = self.qkv(x).view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim)
+        projected = self.qkv(x)
+        qkv = projected.view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim)
         if self.recompute == "attention" and torch.is_grad_enabled():
             return self.out(checkpoint(self._mixed, qkv, sequences, queries, use_reentrant=False))
-        return self.out(self._mixed(qkv, sequences, queries))
+        mixed = self._mixed(qkv, sequences, queries)
+        mark_alike(mixed, projected)
+        return self.out(mixed)
 
     def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None) -> Tensor:
         q, k, v = qkv.unbind(2)

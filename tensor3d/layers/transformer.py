@@ -208,8 +208,10 @@ def _compiles(dropout: nn.Module) -> bool:
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module is of that very kind and nobody waits for its calls, or has put another `forward` in place of
     its own: then it may be computed as part of something else."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and "forward" not in vars(module) and not any(hooks) and not has_global_hooks()
+    if type(module) is not kind or "forward" in module.__dict__ or has_global_hooks():
+        return False
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooks
 
 
 class TransformerLayer3D(Block3D):

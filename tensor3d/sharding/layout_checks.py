@@ -127,6 +127,17 @@ def _remember(between: Iterable[Any], makers: dict[Any, str], face: str) -> None
             node.metadata[_KNOWN] = (None, "")
 
 
+def mark_alike(result: Tensor, source: Tensor) -> None:
+    """Writes down that `result`, which was made of `source`, lies where that does: whoever knows so spares the next
+    layer to look through what is between them."""
+    maker: Any = result.grad_fn
+    if maker is None or source.grad_fn is None or not keeps_face(maker):
+        return
+    mark = _mark(source.grad_fn, source.output_nr)
+    if mark is not None:
+        maker.metadata[_KNOWN] = mark
+
+
 def keeps_face(node: Any) -> bool:
     """Whether the node's result is known to lie on the face of its inputs: functions written in Python may do anything;
     those of torch between two layers change no face."""

@@ -25,7 +25,7 @@ from tensor3d.ops.row_chunks import sum_of_rows
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.fused_products import fused_product, fused_with_product
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import check_layout, matrix, vector
+from tensor3d.sharding.param_layout import check_layout, local, matrix, vector
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,
     converted_pair,
@@ -156,6 +156,11 @@ def matmul(
     if a.dtype != torch.float64 and torch.is_autocast_enabled(a.device.type):  # which leaves float64 alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     wanted = _wanted_by(a, cube)
+    if cube.shape.is_undivided and cube.precision.fp8 is None:
+        if wanted is None:
+            return _UndividedProduct.apply(a, weight, bias, cube, face, reshard_after_forward, False)
+        c, wanted.tensor = _UndividedProduct.apply(a, weight, bias, cube, face, reshard_after_forward, True)
+        return c
     # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
     position = position_in_pass(a, cube)
     options = cube, face, reshard_after_forward, fp8, position
@@ -267,6 +272,72 @@ class _Product(Function):
         if da is not None and handed_back is not None:
             da.add_(handed_back)
         return da, *[None] * 8
+
+
+class _UndividedProduct(Function):
+    """`_Product` where x, y and z are 1: each rank has all of both operands, nothing travels, and the host need not ask
+    for each step what does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        reshard: Reshard,
+        hands_on: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        cube.ledger.forget_failed_passes()
+        dtype, w, shift = a.dtype, local(weight), None if bias is None else local(bias)
+        keeps_w = False
+        if w.dtype != dtype or (shift is not None and shift.dtype != dtype):
+            w, shift = _converted(weight, bias, cube, dtype)
+            keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
+        c = product(a, w.t(), shift)
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.keeps_w = weight, bias, cube, face, keeps_w
+        ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
+        ctx.save_for_backward(a, w if keeps_w else weight)
+        if not hands_on:
+            return c
+        ctx.read_face = face
+        ctx.set_materialize_grads(False)
+        return c, a
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dc: Tensor | None, handed_back: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        cube, weight, bias = ctx.cube, ctx.weight, ctx.bias
+        if dc is None:  # a pass that goes through what was handed on alone
+            cube.ledger.pass_by(weight, bias)
+            return handed_back, *[None] * 6
+        needs_dw, needs_db = asked_for(ctx, weight, bias)
+        a, w = ctx.saved_tensors
+        over = cube.over(*matrix(ctx.face).sum_over)
+        if needs_db:
+            cube.ledger.accumulate_grad(bias, CommHandle(sum_of_rows(dc, bias.dtype)), over)
+        da = None
+        if ctx.needs_input_grad[0]:
+            w = w if ctx.keeps_w else as_type(block_or_shadow(weight, cube, dc.dtype), dc.dtype)
+            da = added_product(handed_back, dc, w)
+        if needs_dw:
+            dw = wide_product(dc.t(), a, weight.dtype)
+            cube.ledger.accumulate_grad(weight, CommHandle(dw), over)
+        return da, *[None] * 6
+
+
+def _converted(
+    weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    if cube.speed.shadow_weights:
+        cube.shadows.enrol(weight, bias)
+    pair = converted_pair(weight, bias, cube, dtype)
+    if pair is not None:
+        return pair
+    w, shift = (None if each is None else as_type(block_or_shadow(each, cube, dtype), dtype) for each in (weight, bias))
+    assert w is not None
+    return w, shift
 
 
 # --- In which types a rank multiplies ---------------------------------------------------------------------------------
