@@ -240,21 +240,26 @@ def mark_dynamic(tensor: Tensor, dim: int) -> None:
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
-_compiling_calls: Callable[[], Any] = private("_C._dynamo.eval_frame.get_eval_frame_callback")
-
-
-def within_compiled() -> bool:
-    """Whether a function that `torch.compile` was given runs now, and what it calls is to be compiled, too."""
-    return is_there(_compiling_calls) and _compiling_calls() not in (None, False)
+_set_way_of_code: Callable[[Any, Any], None] = private("_C._dynamo.eval_frame.set_code_exec_strategy")
+_WayOfCode: Callable[[Any, Any], Any] = private("_C._dynamo.eval_frame._FrameExecStrategy")
+_WAYS: Any = private("_C._dynamo.eval_frame._FrameAction")
 
 
 def keep_out_of_graphs(function: Callable[..., Any], why: str) -> None:
-    """`torch.compile` traces no such function: it ends the graph there, or, where that must be whole, says why.
+    """`torch.compile` traces no such function, nor what it calls: it ends the graph there, or, where that must be
+    whole, says why.
 
-    `torch.compiler.disable` puts a wrapper around it, and imports the compiler.
+    `torch.compiler.disable` does so by a wrapper around it, which is called each time, and imports the compiler.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
+    if is_there(_set_way_of_code):
+        _set_way_of_code(function.__code__, _WayOfCode(_WAYS.SKIP, _WAYS.SKIP))
+
+
+def is_compiled_code(node: Any) -> bool:
+    """Whether a node of a graph stands for all that `torch.compile` has made one function of."""
+    return bool(node.name() == "CompiledFunctionBackward")
 
 
 def import_compiler() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, Dropout3D, attention, select
 from tensor3d.attention import Backend
+from tensor3d.attention.backends import check_gpus
 from tensor3d.data import PackedBatch
 from tensor3d.parallelize import ModuleBuilder, ParallelRule, rules
 
@@ -75,6 +76,8 @@ class PackedSelfAttention(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
+        if backend != "auto":
+            check_gpus(backend, dropout.cube.least_capability)
         self.query, self.key, self.value, self.dropout = query, key, value, dropout
         self.head_dim, self.current, self.backend = head_dim, current, backend
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from tensor3d.attention.grouped import grouped
 from tensor3d.attention.varlen import varlen
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
+from tensor3d.ops.autograd_function import out_of_graphs
 
 # --- Dense attention, sequence by sequence: what every other backend is compared with ---------------------------------
 #
@@ -72,6 +74,7 @@ _BACKENDS: Mapping[Name, Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tenso
 }
 
 
+@out_of_graphs
 def attention(
     q: Tensor,
     k: Tensor,
@@ -101,26 +104,30 @@ def attention(
 
     Raises:
         ValueError: shapes or types that differ, sequences that do not cover the rows, queries that are not among them,
-            a dropout that is no probability, a window below 1, an unknown backend, or one that cannot serve this call.
+            a dropout that is no probability, a window below 1, an unknown backend, or one that cannot serve this call,
+            with sequences of any length.
     """
     check_window(window)
     check_probability(dropout)
     _check_shapes(q, k, v, sequences, queries)
     near = None if window is None or window >= sequences.max_seqlen else window
     call = AttentionArgs(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
-    name = _chosen(backend, q, k, v, call)
+    # What this rank's sequences are as long as must not matter: all ranks are to refuse what is named, or none.
+    name = _chosen(backend, q, k, v, call, has_window=(near if backend == "auto" else window) is not None)
     if q.shape[0] == 0 or k.shape[0] == 0:
         # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
         return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
     return _BACKENDS[name](q, k, v, call)
 
 
-def _chosen(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Name:
+def _chosen(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, *, has_window: bool) -> Name:
     """Found once for all layers that ask for the same."""
-    differs = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    asks = call.queries is not None
-    key = backend, k.dtype, k.shape[-1], k.device, call.dropout > 0, call.causal, call.window is not None, asks, differs
-    return call.sequences.once(key, lambda: choose(backend, AttentionRequest.of(q, k, v, call)))
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    masking = call.dropout > 0, call.causal, has_window, call.queries is not None
+    key = backend, k.dtype, k.shape[-1], k.device, masking, learns
+    return call.sequences.once(
+        key, lambda: choose(backend, replace(AttentionRequest.of(q, k, v, call), window=has_window))
+    )
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowSelection | None) -> None:

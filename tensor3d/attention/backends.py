@@ -195,6 +195,20 @@ def choose(backend: Backend, facts: AttentionRequest) -> Name:
     return backend
 
 
+def check_gpus(backend: Backend, least: tuple[int, int] | None) -> None:
+    """Raises ValueError for a backend that some GPU of a cube is too old for.
+
+    Args:
+        least: the compute capability that each of them has at least (`Cube.least_capability`).
+    """
+    needed = SUPPORT[backend].capability if backend in SUPPORT else None
+    if needed is not None and least is not None and least < needed:
+        raise ValueError(
+            f'attention backend "{backend}" needs GPUs of compute capability {_dotted(needed)} on all ranks. Got one '
+            f'of {_dotted(least)}. Take "grouped", or "auto", by which each rank takes what its GPU can do.'
+        )
+
+
 def named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

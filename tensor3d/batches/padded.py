@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.packing import PackAssignment, pack_batch, pack_evenly
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, gather_plane, other
 from tensor3d.sharding.layout_checks import check_origin
@@ -62,6 +63,7 @@ class PaddedPacks:
         """int64 (C,): tokens of each sequence of `first`; 0 where it is filled up."""
         return F.pad((self.places >= 0).sum(1), (0, len(self.first) - len(self.places)))
 
+    @out_of_graphs
     def pack(self, values: Tensor, fill: float = 0) -> Tensor:
         """Any values beside the ids, such as token types or labels, (B, S, ...), to (R, ...); differentiable.
 
@@ -74,6 +76,7 @@ class PaddedPacks:
         self._check_batch(values, "values")
         return _taken(values.flatten(0, 1), self.source, fill)
 
+    @out_of_graphs
     def pad(self, values: Tensor, fill: float = 0) -> Tensor:
         """The inverse of `pack`: (R, ...), one value for each row of the plane, to (B, S, ...); differentiable.
 
@@ -90,6 +93,7 @@ class PaddedPacks:
             )
         return _taken(values, self.places.flatten(), fill).unflatten(0, self.places.shape)
 
+    @out_of_graphs
     def pad_hidden(self, hidden: Tensor, cube: Cube, face: Face = "z") -> Tensor:
         """A hidden state or logits on a face, (R', H'), to (B, S, H), whole on every rank of the plane, 0 in padding.
 
@@ -114,6 +118,7 @@ class PaddedPacks:
         check_origin(hidden, face, cube, "pad_hidden")
         return self.pad(gather_plane(hidden, cube, face))
 
+    @out_of_graphs
     def shard_hidden(self, hidden: Tensor, cube: Cube, face: Face = "z") -> Tensor:
         """This rank's shard (R', H') on a face of a padded tensor (B, S, H) that every rank of the plane holds.
 
@@ -140,6 +145,7 @@ class PaddedPacks:
             )
 
 
+@out_of_graphs
 def pack_padded(
     input_ids: Tensor, attention_mask: Tensor | None, cube: Cube, *, capacity: int | None = None, pad: int = 0
 ) -> PaddedPacks:
@@ -194,6 +200,7 @@ def pack_padded(
     )
 
 
+@out_of_graphs
 def local_shard(batch: Batch, cube: Cube) -> Batch:
     """Of a global batch, a tensor or a list, the part of this rank's plane: dim 0 lies over data, then x.
 

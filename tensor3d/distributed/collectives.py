@@ -27,7 +27,7 @@ from tensor3d.distributed import gloo
 from tensor3d.distributed.autograd_graph import check_summed
 from tensor3d.distributed.comm_stats import CommCounter, Kind, Place, summed_elements
 from tensor3d.distributed.group_teardown import ClosedGroup
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.torch_private import all_gather_single, reduce_scatter_single, without_modes
 
 
@@ -80,6 +80,7 @@ class CommHandle:
         self._inputs = inputs  # must outlive the transfer
         self._traffic, self._place = traffic, place
 
+    @out_of_graphs
     def wait(self) -> Tensor:
         if self._work is not None:
             self._wait_for(self._work)
@@ -134,6 +135,7 @@ class _Part(CommHandle):
     def has_arrived(self) -> bool:
         return self._whole is None or self._whole.has_arrived
 
+    @out_of_graphs
     def wait(self) -> Tensor:
         if self._whole is not None and self._take is not None:
             whole, take, self._whole, self._take = self._whole, self._take, None, None
@@ -141,6 +143,7 @@ class _Part(CommHandle):
         return self._result
 
 
+@out_of_graphs
 def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     """Concatenates the members' shards along dim 0, in the order of `axis.ranks`. All shards have the same shape."""
     if axis.size == 1:
@@ -158,6 +161,7 @@ def all_gather(shard: Tensor, axis: Axis) -> CommHandle:
     return _issued(CommHandle(result, work, shard, traffic=axis.traffic, place=place), axis)
 
 
+@out_of_graphs
 def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     """Sums the members' tensors and leaves member i the i-th of `axis.size` equal slices along dim 0."""
     if axis.size == 1:
@@ -176,6 +180,7 @@ def reduce_scatter(parts: Tensor, axis: Axis) -> CommHandle:
     return _issued(CommHandle(result, work, parts, traffic=axis.traffic, place=place), axis)
 
 
+@out_of_graphs
 def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     """Sums the members' tensors, in place where `part` is contiguous; every member gets the same sum."""
     if axis.size == 1:
@@ -192,6 +197,7 @@ def all_reduce(part: Tensor, axis: Axis) -> CommHandle:
     return _issued(CommHandle(part, work, traffic=axis.traffic, place=place), axis)
 
 
+@out_of_graphs
 def all_reduce_largest(part: Tensor, axis: Axis) -> Tensor:
     """The largest of the members' numbers, element by element, the same on every member; none of them NaN, which some
     backends pass over. A device that computes is not waited for."""
@@ -205,6 +211,7 @@ def all_reduce_largest(part: Tensor, axis: Axis) -> Tensor:
     return CommHandle(part, work, traffic=axis.traffic, place=place).wait()
 
 
+@out_of_graphs
 def all_equal(number: int, axis: Axis) -> bool:
     """Whether all members have the same number, of at most 63 bits and a sign. Known to hosts, and to all alike."""
     if axis.size == 1:
@@ -213,6 +220,7 @@ def all_equal(number: int, axis: Axis) -> bool:
     return most == -least
 
 
+@out_of_graphs
 def largest(number: int, axis: Axis) -> int:
     """The largest of the members' numbers. Known to hosts, and to all alike; no device is waited for."""
     return number if axis.size == 1 else _largest_of_hosts([number], axis)[0]
@@ -240,6 +248,7 @@ def _largest_of_hosts(numbers: list[int], axis: Axis) -> list[int]:
     return most[: len(numbers)]
 
 
+@out_of_graphs
 def all_to_all(blocks: Tensor, send: Sequence[int], receive: Sequence[int], axis: Axis) -> CommHandle:
     """Sends `send[i]` elements of the flat `blocks` to member i and receives `receive[i]` from it, in member order."""
     if axis.size == 1:
@@ -305,6 +314,7 @@ class _SumCopies(Function):
         return gradient, None
 
 
+@out_of_graphs
 def all_reduce_replicated(part: Tensor, axis: Axis) -> Tensor:
     """Differentiable sum over `axis` whose result is the same on every member and is used the same way by each.
 
@@ -331,6 +341,7 @@ class _SumGradient(Function):
         return all_reduce(gradient.clone(), ctx.axis).wait(), None  # in place, so not on autograd's own tensor
 
 
+@out_of_graphs
 def sum_gradient(copies: Tensor, axis: Axis) -> Tensor:
     """A value that is the same on every member of `axis`, as it is, for each of them to use in its own way, such as for
     its own columns; in backward the members' gradients, which are parts, are added. The dual of
@@ -347,6 +358,7 @@ def sum_gradient(copies: Tensor, axis: Axis) -> Tensor:
 # A few numbers a row from every member of an axis: so LayerNorm and cross-entropy combine rows with split columns.
 
 
+@out_of_graphs
 def gather_statistics(statistics: Tensor, axis: Axis) -> Tensor:
     """(rows, s) numbers on each member -> (members, rows, s) on all of them, in one all-gather.
 

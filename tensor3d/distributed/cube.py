@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 from weakref import finalize, ref
 
@@ -29,6 +29,7 @@ from tensor3d.distributed.shadow_weights import ShadowWeights
 from tensor3d.distributed.symmetric_memory import GpuPlace, check_symmetric_memory
 from tensor3d.distributed.use_agreement import UseAgreement
 from tensor3d.distributed.weight_prefetch import WeightPrefetcher
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.seeds import mix
 from tensor3d.torch_private import accept_mesh_order, enable_symmetric_memory, forget_shardings
@@ -264,10 +265,12 @@ class Cube:
 
     # --- axes -----------------------------------------------------------------------------------------------------
 
+    @out_of_graphs
     def axis(self, name: AxisName) -> Axis:
         """The members along one axis."""
         return self._axes[name,]
 
+    @out_of_graphs
     def over(self, *names: AxisName) -> Axis:
         """The members along several axes taken together.
 
@@ -294,6 +297,18 @@ class Cube:
     def plane(self) -> Axis:
         """The `y*z` ranks that work on the same tokens."""
         return self.over("y", "z")
+
+    @cached_property
+    def least_capability(self) -> tuple[int, int] | None:
+        """The compute capability that each rank's GPU has at least; None where they are no GPUs.
+
+        Ranks ask one another the first time, so every rank must ask at the same point.
+        """
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            return None
+        own = torch.cuda.get_device_capability(self.device)
+        alone = self.mesh is None or self.traffic.is_dry or "fake" in dist.get_backend()
+        return own if alone else min(_told_by_all(own))
 
     def _axis(self, name: AxisName) -> Axis:
         ranks = self.shape.members((name,), self.rank)

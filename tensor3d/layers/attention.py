@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend, attention, check_cover, check_queries, check_window
+from tensor3d.attention.backends import check_gpus
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.rotary import check_rotary, rotary
 from tensor3d.sharding.activation_layout import check_divides, in_batch
 from tensor3d.sharding.layout_checks import mark_alike
@@ -46,7 +48,8 @@ class Attention3D(nn.Module):
 
     Raises:
         ValueError: sizes that do not divide, named with the axis; a dropout as `Dropout3D` refuses it; a window below
-            1; rotary positions of an odd head dimension; an unknown `recompute`.
+            1; rotary positions of an odd head dimension; an unknown `recompute`; a backend that the GPU of some rank is
+            too old for.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Attention3D(nn.Module):
             raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}.")
         check_dropout(dropout, cube)
         check_window(window)
+        if backend != "auto":
+            check_gpus(backend, cube.least_capability)
         if rotary_base is not None:
             check_rotary(hidden // heads, rotary_base)
         self.heads, self.head_dim, self.cube = heads, hidden // heads, cube
@@ -84,6 +89,7 @@ class Attention3D(nn.Module):
         self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
+    @out_of_graphs
     def forward(self, x: Tensor, sequences: Sequences, queries: RowSelection | None = None) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tensor3d.attention import check_probability
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.dropout import drop
 from tensor3d.sharding.layout_checks import check_floating_point
 
@@ -28,6 +29,7 @@ class Dropout3D(nn.Module):
         """Whether it drops anything now."""
         return self.training and self.p > 0.0
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         check_floating_point(x, "Dropout3D")
         return drop(x, self.p) if self.active else x

@@ -20,7 +20,7 @@ from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.grad_reducer import RowSums
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.param_layout import block, check_layout, local, matrix, normal, table
 from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
@@ -82,6 +82,7 @@ class Embedding3D(nn.Module):
         self.vocab, self.hidden, self.cube = vocab, hidden, cube
         self.weight = normal((vocab, hidden), matrix("z"), cube, std)
 
+    @out_of_graphs
     def forward(self, ids: Tensor, *, planes_alike: bool = False) -> Tensor:
         """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z. A batch dim of 1 is kept.
 
@@ -121,6 +122,7 @@ class LookupEmbedding3D(nn.Module):
         self.rows, self.hidden, self.cube = rows, hidden, cube
         self.weight = normal((rows, hidden), table("z"), cube, std)
 
+    @out_of_graphs
     def forward(self, numbers: Tensor) -> Tensor:
         """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
         if numbers.dim() == 2:

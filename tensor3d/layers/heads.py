@@ -14,7 +14,7 @@ from tensor3d.distributed.collectives import CommHandle, all_gather, all_reduce
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.ops.as_type import as_type, without_autocast
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import block, check_layout, constant, copies, local, narrow, normal
@@ -24,6 +24,7 @@ from tensor3d.sharding.param_layout import block, check_layout, constant, copies
 # R' rows of this rank, V vocabulary, V' its slice here, k entries asked for, n members of the axis that splits it
 
 
+@out_of_graphs
 def vocab_topk(logits: Tensor, k: int, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
     """The k entries with the largest logits of each row, largest first, and their log-probabilities. No gradient.
 
@@ -109,6 +110,7 @@ class SmallHead3D(nn.Module):
         self.weight = normal((classes, in_features), narrow(face), cube, std)
         self.bias = constant((classes,), copies(face), cube, 0.0) if bias else None
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(R', K/face) to logits (R', C), fp32 at least, the same on all members of the face's axis."""
         if x.dim() == 3:

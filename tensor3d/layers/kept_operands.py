@@ -16,7 +16,9 @@ from torch import nn
 
 from tensor3d.cost_model.comm_volume import Kept
 from tensor3d.cost_model.kept_operands import GatheringProduct, choose_kept
+from tensor3d.distributed.collectives import largest
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import AXES
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.transformer import Block3D
 from tensor3d.sharding.matmul import Reshard
@@ -54,8 +56,15 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
         budget: bytes on each rank, beside what a model holds that keeps nothing. 0 keeps nothing.
 
     Raises:
-        ValueError: fewer than 1 token, or a budget below 0.
+        ValueError: fewer than 1 token, a budget below 0, or other numbers on some rank.
     """
+    for what, number in (("tokens", tokens), ("budget", budget)):
+        most, least = (sign * largest(sign * number, cube.over(*AXES)) for sign in (1, -1))
+        if most != least:
+            raise ValueError(
+                f"{what} must be the same on all ranks, which would keep different operands and wait for one another. "
+                f"Got {least} to {most}. Of what each rank has free, take the least."
+            )
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1. Got {tokens}.")
     if budget < 0:

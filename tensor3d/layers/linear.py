@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.fp8_scales import history_tensor, restore_history
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.fp8 import suits_fp8
 from tensor3d.sharding.activation_layout import Face, check_activation, check_divides, check_face, in_batch, lies, other
 from tensor3d.sharding.matmul import Reshard, check_reshard, matmul
@@ -82,6 +83,7 @@ class Projection3D(nn.Module):
         """The face of the input."""
         return "z"
 
+    @out_of_graphs
     def forward(self, x: Tensor, weight: nn.Parameter | None = None) -> Tensor:
         """(R/xy, H/z) on face z, to (R/xz, V/y) on face y.
 
@@ -174,6 +176,7 @@ class Linear3D(nn.Module):
         suits = suits_fp8(self.out_features // rows, self.in_features // columns)
         return self.cube.precision.fp8 is not None and suits
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, K/z) on face z to (M/xz, N/y) on face y; y and z swapped on face y. A batch dim of 1 is kept."""
         if x.dim() == 3:

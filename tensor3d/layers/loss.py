@@ -16,7 +16,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.layers.norm_kernels import widened
 from tensor3d.ops.as_type import as_type
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunks
 from tensor3d.sharding.activation_layout import Face, check_face
 from tensor3d.sharding.layout_checks import check_floating_point, check_origin
@@ -26,6 +26,7 @@ IGNORED = -100
 """A label that counts for nothing."""
 
 
+@out_of_graphs
 def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: Face = "y") -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of each row's label, and the likeliest entry: no logit leaves its rank.
 

@@ -16,7 +16,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, biased, biased_backward
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of
 from tensor3d.sharding.activation_layout import Face, check_divides
 from tensor3d.sharding.param_layout import local, vector
@@ -125,6 +125,7 @@ class GatedMLP3D(nn.Module):
         self.gate_up = Linear3D(hidden, 2 * inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
         gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)  # (M/xz, I/y) each

@@ -16,7 +16,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
 from tensor3d.ops.as_type import as_type, without_autocast
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import drop
 from tensor3d.ops.row_chunks import iter_row_chunks, together
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
@@ -49,6 +49,7 @@ class LayerNorm3D(nn.Module):
         self.weight = constant((hidden,), vector(face), cube, 1.0)
         self.bias = constant((hidden,), vector(face), cube, 0.0) if bias else None
 
+    @out_of_graphs
     def forward(self, x: Tensor, *others: Tensor, dropout: float = 0.0) -> Tensor:
         """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept.
 
@@ -103,6 +104,7 @@ class RMSNorm3D(nn.Module):
         self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
         self.weight = constant((hidden,), vector(face), cube, 1.0)
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M', H') on the layer's face, to the same; a batch dim of 1 before them is kept."""
         if x.dim() == 3:

@@ -21,6 +21,7 @@ from tensor3d.layers.linear import Linear3D, gather_together
 from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.layers.norm import LayerNorm3D
 from tensor3d.ops.activations import Activation, activated, check_activation_name
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.sharding.activation_layout import check_activation, in_batch
 from tensor3d.sharding.matmul import HandedOn, matmul
 from tensor3d.sharding.redistribute import select
@@ -62,6 +63,7 @@ class MLP3D(nn.Module):
         self.up = Linear3D(hidden, inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
+    @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
         if self._fuses_bias():
@@ -141,6 +143,7 @@ class Block3D(nn.Module):
         # Not the other one a second time, by which whoever replaces one of them would replace half of it.
         self.attention_out_dropout = attention_out_dropout
 
+    @out_of_graphs
     def forward(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None = None) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 

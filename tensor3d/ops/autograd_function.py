@@ -1,4 +1,5 @@
-"""The base of the library's autograd functions: torch's, with less work on the host for each call.
+"""The base of the library's autograd functions: torch's, with less work on the host for each call. And what
+`torch.compile` makes of them: nothing.
 
 Both shortcuts leave out what torch does for a use that these functions are not put to. A layer of a few rows takes as
 long as its host needs, and a model calls dozens of functions a pass, twice.
@@ -13,17 +14,28 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch.autograd.function import once_differentiable as guarded
 
-from tensor3d.torch_private import is_there, keep_out_of_graphs, summed_by_ddp, under_transforms, within_compiled
+from tensor3d.torch_private import is_there, keep_out_of_graphs, summed_by_ddp, under_transforms
 
 _C = TypeVar("_C")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
-_COMPILED = (
-    "a layer of tensor3d is used within torch.compile, whose code would leave its gradients out: the cube's ledger "
-    "brings them to .grad. Compile what lies between such layers, or all of that by ExecutionPolicy(compile=True); "
-    "torch.compiler.disable keeps a part of a compiled model out."
+_NOT_TRACED = (
+    "layers and functions of tensor3d are no part of compiled code: collectives are under way while others work, and "
+    "the cube's ledger brings gradients to .grad. torch.compile compiles what lies between them; leave fullgraph=True "
+    "off. ExecutionPolicy(compile=True) compiles what lies inside"
 )
+
+
+def out_of_graphs(function: _F) -> _F:
+    """Decorates what works on a cube: within a model that `torch.compile` was given it runs as it always does.
+
+    For whatever a user's forward may call, and free of cost where nothing is compiled: the function itself is marked.
+    What it calls need not be.
+    """
+    keep_out_of_graphs(function, _NOT_TRACED)
+    return function
 
 
 class Function(torch.autograd.Function):
@@ -31,19 +43,17 @@ class Function(torch.autograd.Function):
     of `torch.func` have left behind. Within one it raises ValueError.
 
     Raises ValueError for a parameter of a `DistributedDataParallel`, which hooks into what adds to `.grad` and so would
-    never see the gradients that functions hand to a cube's ledger: it would sum zeros, or nothing, without a word. And
-    within a model that `torch.compile` was given, whose compiled backward hands nothing to a ledger.
+    never see the gradients that functions hand to a cube's ledger: it would sum zeros, or nothing, without a word.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "backward" in cls.__dict__:  # forward may be compiled, where nothing is to learn
-            keep_out_of_graphs(cls.backward, _COMPILED)
+        if "backward" in cls.__dict__:  # which torch.compile would trace beside a forward, and lose what is handed in
+            out_of_graphs(cls.backward)
 
     @classmethod
+    @out_of_graphs
     def apply(cls, *args: Any) -> Any:
-        if within_compiled() and torch.is_grad_enabled() and any(map(_is_to_learn, args)):
-            raise ValueError(_COMPILED)
         unseen = summed_by_ddp(args)
         if unseen is not None and torch.is_grad_enabled():
             raise ValueError(
@@ -61,10 +71,6 @@ class Function(torch.autograd.Function):
             )
         behind: Any = super(torch.autograd.Function, cls)
         return behind.apply(*args)
-
-
-def _is_to_learn(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and given.requires_grad
 
 
 def once_differentiable(

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 
 
+@out_of_graphs
 def rotary(x: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     """Turns the pair (i, i + d/2) of each row by the angle `position * base**(-2i/d)`, as LLaMA and GPT-NeoX pair them.
 

@@ -17,6 +17,7 @@ from tensor3d.attention import attention
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.parallelize.auto.op_rules import hides_what_comes_later
 from tensor3d.parallelize.module_copy import ModuleBuilder
 from tensor3d.parallelize.parallel_rule import ParallelRule
@@ -156,6 +157,7 @@ class TorchAttention3D(nn.Module):
         order = to_fused_rows(torch.arange(3 * self.hidden), parts=3, groups=self.heads)
         return {"in_proj_weight": order, "in_proj_bias": order}
 
+    @out_of_graphs
     def forward(
         self,
         query: Tensor,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
+from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.sharding.activation_layout import Face, local_block
 from tensor3d.sharding.param_layout import Layout, local_param
 from tensor3d.torch_private import backward_pass
@@ -97,6 +98,7 @@ class ReplicatedModule3D(nn.Module):
 class LocalModule3D(ReplicatedModule3D):
     """Runs a module's own code with this rank's block of each parameter; gradients go to the ledger."""
 
+    @out_of_graphs
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward gives for this rank's blocks."""
         with self._blocks():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tensor3d.distributed.collectives import Axis, all_gather
 from tensor3d.distributed.cube import Cube
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 
 Face = Literal["y", "z"]
@@ -87,6 +87,7 @@ def in_batch(layer: Callable[[Tensor], Tensor], batch: Tensor, what: str) -> Ten
     return layer(batch.squeeze(0)).unsqueeze(0)
 
 
+@out_of_graphs
 def local_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
     """This rank's block, on `face`, of a plane's matrix that every rank of the plane holds whole.
 
@@ -115,6 +116,7 @@ def local_block(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
     return matrix.chunk(rows.size, 0)[rows.index].chunk(columns.size, 1)[columns.index].contiguous()
 
 
+@out_of_graphs
 def shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     """This rank's shard of a full matrix that every rank holds; differentiable (the gradient is gathered).
 
@@ -134,6 +136,7 @@ def shard(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     return _Shard.apply(tensor, cube, face)
 
 
+@out_of_graphs
 def gather(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     """The full matrix, on every rank, of which `tensor` is this rank's shard; differentiable, as copies are.
 
@@ -203,6 +206,7 @@ class _Gather(Function):
         return _shard(gradient, ctx.cube, ctx.face, ctx.widths), None, None
 
 
+@out_of_graphs
 def gather_plane(tensor: Tensor, cube: Cube, face: Face) -> Tensor:
     """The plane's matrix, on each of its ranks, of which `tensor` is this rank's block; differentiable, as copies are.
 
@@ -225,6 +229,7 @@ class _GatherPlane(Function):
         return own.split(ctx.widths, 1)[ctx.columns.index].contiguous(), None, None
 
 
+@out_of_graphs
 def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
     """What narrow heads give for the rows of a plane, (R', ...), of all its rows, (R, ...), on each of its ranks.
 
@@ -237,6 +242,7 @@ def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
     return gather_over(values, cube.axis(other(face)))
 
 
+@out_of_graphs
 def gather_over(values: Tensor, axis: Axis) -> Tensor:
     """The members' values, (R', ...) each, one after another, (n*R', ...), on all of them. Differentiable, as copies
     are: each member computes the same from the result, and takes its own part of the gradient.

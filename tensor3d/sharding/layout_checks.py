@@ -6,7 +6,8 @@ theirs. What lies between (activation functions, residuals, dropout, attention) 
 
 A function of one's own that changes the face, or makes an activation, sets marks itself, in its forward:
 `ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
-`ctx.keeps_face = True`. One without marks is not looked behind. Further results lie on `ctx.read_face`, if that is set.
+`ctx.keeps_face = True`. One without marks is not looked behind, and neither is what `torch.compile` has made of code
+between two layers. Further results lie on `ctx.read_face`, if that is set.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from tensor3d.distributed.autograd_graph import walk
 from tensor3d.distributed.cube import Cube
+from tensor3d.torch_private import is_compiled_code
 
 _KNOWN = "tensor3d.sharding.layout_checks"  # key in the metadata of nodes that were looked at before
 
@@ -75,9 +77,12 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
     makers: dict[Any, str] = {}
     for node, number in walk(tensor, between.__contains__):
         if not isinstance(node, BackwardCFunction) and hasattr(node, "variable"):
-            if isinstance(node.variable, nn.Parameter):
-                refuse_plain(node.variable, cube)
+            _refuse_leaf(node, cube)
             continue
+        if is_compiled_code(node):  # in which nobody sees what becomes of what; these go into it all the same
+            for leaf, _ in node.next_functions:
+                if hasattr(leaf, "variable"):
+                    _refuse_leaf(leaf, cube)
         mark = _mark(node, number)
         if mark is None:
             between[node] = None
@@ -92,6 +97,11 @@ def check_origin(tensor: Tensor, face: str, cube: Cube, reader: str) -> None:
                 f'other face (face="{found}").'
             )
     _remember(between, makers, face)
+
+
+def _refuse_leaf(node: Any, cube: Cube) -> None:
+    if isinstance(node.variable, nn.Parameter):
+        refuse_plain(node.variable, cube)
 
 
 def refuse_plain(parameter: Tensor, cube: Cube) -> None:

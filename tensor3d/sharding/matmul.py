@@ -18,7 +18,7 @@ from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, KINDS, WEIGHT
 from tensor3d.distributed.weight_prefetch import PassPosition
 from tensor3d.ops.as_type import as_type
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.fp8 import GRADIENTS, Current, Rounded, Scaling, fp8_product, product_of_rounded, rounded, suits_fp8
 from tensor3d.ops.products import added_product, product, wide_product
 from tensor3d.ops.row_chunks import sum_of_rows
@@ -90,6 +90,7 @@ def _wanted_by(a: Tensor, cube: Cube) -> HandedOn | None:
 # --- The product ------------------------------------------------------------------------------------------------------
 
 
+@out_of_graphs
 def matmul(
     a: Tensor,
     weight: nn.Parameter,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import Any, cast
 
 import torch
@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes, chunk_bounds
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.torch_private import local_tensor
@@ -82,20 +82,31 @@ class Layout:
         return tuple(slice(*bound) for bound in bounds)
 
 
-# Cached: layers ask for them at every use, in every step.
-@cache
+def _by_face(make: Callable[[Face], Layout]) -> Callable[[Face], Layout]:
+    """Each is made once: layers ask for them at every use, in every step."""
+    known = cache(make)
+
+    @out_of_graphs  # torch.compile looks through caches, with a warning
+    @wraps(make)
+    def layout(face: Face) -> Layout:
+        return known(face)
+
+    return layout
+
+
+@_by_face
 def matrix(face: Face) -> Layout:
     """The weight of a product that reads `face`, stored as [out, in]."""
     return Layout(cut=((other(face), 0), (face, 1), ("x", 0)), sum_over=("data",))
 
 
-@cache
+@_by_face
 def vector(face: Face) -> Layout:
     """A vector along the columns of `face`."""
     return Layout(cut=((face, 0),), sum_over=("data", "x", other(face)))
 
 
-@cache
+@_by_face
 def table(face: Face) -> Layout:
     """A small table whose rows are added to the rows of `face`: positions, token types."""
     return Layout(cut=((face, 1),), sum_over=("data", "x", other(face)))
@@ -106,12 +117,13 @@ def narrow(face: Face) -> Layout:
     return table(face)
 
 
-@cache
+@_by_face
 def copies(face: Face) -> Layout:
     """A small tensor, whole on every rank, that meets rows of `face` which are equal over the face's columns axis."""
     return Layout(sum_over=("data", "x", other(face)))
 
 
+@out_of_graphs
 def local(tensor: Tensor) -> Tensor:
     """This rank's block of a parameter or gradient, for DTensors and plain tensors alike. Not differentiable."""
     return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
@@ -220,6 +232,7 @@ def normal(shape: tuple[int, int], layout: Layout, cube: Cube, std: float) -> nn
     return _finish(block, shape, layout, cube)
 
 
+@out_of_graphs
 def logical_block(like: Tensor, fill: Callable[[Tensor], object], cube: Cube) -> Tensor:
     """This rank's block of a logical tensor that `fill` fills, the same on every cube and equal on ranks that hold
     copies: for random numbers of your own, which torch's functions draw on each rank for itself.
@@ -257,6 +270,7 @@ def constant(shape: tuple[int, ...], layout: Layout, cube: Cube, value: float) -
     return _finish(torch.full(sizes, value), shape, layout, cube)
 
 
+@out_of_graphs
 def local_param(parameter: nn.Parameter, layout: Layout, cube: Cube) -> Tensor:
     """This rank's block of `parameter`, for use in any arithmetic; its gradient goes to the ledger.
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from tensor3d.distributed.collectives import Axis, all_gather, all_to_all, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.ops.as_type import as_type
-from tensor3d.ops.autograd_function import Function, once_differentiable
+from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.row_chunks import is_host_readable
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, other
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 
 
+@out_of_graphs
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
     """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
 
@@ -51,6 +52,7 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
     return _Selection.apply(tensor, rows, axis)
 
 
+@out_of_graphs
 def local_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
     """Of one value for each row of a plane (labels, positions), those of this rank's rows on `face`.
 
@@ -103,6 +105,7 @@ class _Selection(Function):
         return as_type(sums, gradient.dtype), None, None
 
 
+@out_of_graphs
 def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face = "z") -> Tensor:
     """The sums of a plane's rows that belong together, spread over the cube as a matrix of `slots` rows on the same
     face: the adjoint of `select`, which it is with rows and sums in each other's place.
@@ -193,6 +196,7 @@ def add_by_row(table: Tensor, gradient: Tensor, local_rows: Tensor, owned: Tenso
     return table.index_add_(0, local_rows, own)
 
 
+@out_of_graphs
 def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
     """The same matrix on the other face, by one all-to-all inside the plane.
 

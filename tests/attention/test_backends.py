@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensor3d import Sequences, attention
+from tensor3d import Attention3D, Cube, Sequences, attention
 from tensor3d.attention.backends import (
     SUPPORT,
     AttentionArgs,
@@ -112,6 +112,42 @@ def test_the_function_asks() -> None:
             attention(q, q, q, sequences, backend=backend)
     with pytest.raises(ValueError, match="has no dropout"):
         attention(q.detach(), q.detach(), q.detach(), sequences, backend="flex", dropout=0.1)
+
+
+def test_whether_a_call_is_refused_hangs_on_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks have sequences of other lengths: where one refused a window and another did not, the others would wait."""
+    asked: list[tuple[Backend, bool]] = []
+
+    def chosen(backend: Backend, facts: AttentionRequest) -> str:
+        asked.append((backend, facts.window))
+        return "reference"
+
+    monkeypatch.setattr(importlib.import_module("tensor3d.attention"), "choose", chosen)
+    q, names = torch.zeros(4, 2, 8), ("varlen", "auto")
+    for lengths in ([1, 3], [4]):
+        for name in names:
+            attention(q, q, q, Sequences.from_lengths(lengths), backend=name, window=3)  # type: ignore[arg-type]
+    assert asked == [("varlen", True), ("auto", False), ("varlen", True), ("auto", True)]
+
+
+def test_a_gpu_of_any_rank_that_is_too_old_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cube = Cube.single()
+    monkeypatch.setitem(vars(cube), "least_capability", (7, 5))
+    with pytest.raises(ValueError, match=r"needs GPUs of compute capability 8\.0 on all ranks\. Got one of 7\.5"):
+        Attention3D(8, 2, cube, backend="varlen")
+    for backend in ("auto", "grouped", "flex"):
+        Attention3D(8, 2, cube, backend=backend)  # type: ignore[arg-type]
+
+
+def test_what_the_oldest_gpu_can_do_is_asked_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Cube.single().least_capability is None
+    cube = Cube.single()
+    cube.device, cube.mesh = torch.device("cuda"), object()  # type: ignore[assignment]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    monkeypatch.setattr("tensor3d.distributed.cube._told_by_all", lambda own: [own, (8, 6), (10, 0)])
+    assert cube.least_capability == (8, 6)
 
 
 def test_facts_of_a_call() -> None:

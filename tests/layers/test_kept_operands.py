@@ -107,3 +107,13 @@ def test_what_makes_no_sense_is_refused(tokens: int, budget: int, message: str) 
     cube = Cube.single()
     with pytest.raises(ValueError, match=message):
         keep_gathered(_model(cube), cube, tokens, budget)
+
+
+def _with_what_is_free() -> None:
+    cube = Cube(1, 1, 2)
+    with pytest.raises(ValueError, match=r"budget must be the same on all ranks.*Got 100 to 101"):
+        keep_gathered(nn.Identity(), cube, TOKENS, 100 + cube.rank)
+
+
+def test_budgets_that_differ_are_refused_by_all() -> None:
+    run_ranks(2, _with_what_is_free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import pwd
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,30 +49,42 @@ def parse_options(kind: Any, words: Sequence[str], prog: str, **how: Any) -> Any
 
 
 def check_home(options: Any) -> None:
-    """Raises ValueError for a path that begins with a ~, for a folder of that name would be made.
+    """Raises ValueError for a path that begins with ~ or ~USER, for a folder of that name would be made.
 
     Args:
         options: a dataclass of a command line, or paths.
     """
     if (path := next(_homeless(options), None)) is not None:
+        home = path.partition("/")[0]
         raise ValueError(
-            f"the ~ of {path} is no home folder: a shell puts that in its place at the beginning of a word alone, and "
-            "not in quotes, and nobody does in a recipe. Write --option ~/PATH in place of --option=~/PATH, or the "
-            "whole path."
+            f"the {home} of {path} is no home folder: a shell puts that in its place at the beginning of a word alone, "
+            f"and not in quotes, and nobody does in a recipe. Write --option {home}/PATH in place of "
+            f"--option={home}/PATH, or the whole path."
         )
 
 
 def _homeless(options: Any, *, inside: bool = False) -> Iterator[str]:
-    """Paths that begin with a ~, which would be a folder of that name. In sections, as of a recipe, texts are paths or
-    words; beside them they may be anything."""
+    """Paths that begin with a home folder, as a shell writes it, which would be a folder of that name. In sections, as
+    of a recipe, texts are paths or words; beside them they may be anything."""
     if dataclasses.is_dataclass(options):
         for field in dataclasses.fields(options):
             yield from _homeless(getattr(options, field.name), inside=inside or _is_section(options, field.name))
     elif isinstance(options, tuple | list):
         for each in options:
             yield from _homeless(each, inside=inside)
-    elif isinstance(options, (Path, str) if inside else Path) and f"{options}/".startswith("~/"):
+    elif isinstance(options, (Path, str) if inside else Path) and _begins_with_home(str(options)):
         yield str(options)
+
+
+def _begins_with_home(path: str) -> bool:
+    """Whether a shell would put a home folder in the place of the first part: ~, or ~NAME of a user that there is."""
+    first = path.partition("/")[0]
+    if not first.startswith("~"):
+        return False
+    try:
+        return first == "~" or bool(pwd.getpwnam(first[1:]))
+    except KeyError:
+        return False  # a file of that name, such as an editor leaves behind
 
 
 def _is_section(options: Any, name: str) -> bool:

@@ -39,6 +39,8 @@ _PASS_THROUGH = ("Normalize", "Dropout")
 """Modules after pooling that need no weights; dropout does nothing outside of training."""
 _LIBRARY = "sentence_transformers."
 """Begins the types of its modules; others are code that comes with a folder, whatever their last name."""
+_OF_MODULES = ("idx", "name", "path", "type")
+"""What an entry of the modules has; the library's later "kwargs" name what a module is told beside each text."""
 _UNLIMITED = 10**9
 """The library writes 1e30 for a tokenizer without a limit."""
 
@@ -159,6 +161,14 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         raise ValueError(
             f'{path} must be a list of modules with "idx", "type" and "path". Got {content!r:.80}.'
         ) from problem
+    for module in listed:
+        more = next((key for key, value in module.items() if key not in _OF_MODULES and value), None)
+        if more is not None:
+            raise ValueError(
+                f"{path} has {more} = {module[more]!r:.60} for the module {module['type']}, which may change the "
+                f"vectors and is not known here. Known are {', '.join(_OF_MODULES)}. Take it away, or name the "
+                "Transformer's own folder."
+            )
     for _, name in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{path} names the folder {name!r}, which is not inside {folder}.")

@@ -223,8 +223,11 @@ def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionReq
     for config in configs:
         for layer in range(config.layers):
             window, last = config.window_of(layer), layer == config.layers - 1
-            # The unused tail of a pack is a sequence too, and may be longer than data.max_length.
-            near, chosen = window is not None and window < recipe.data.capacity, last and recipe.speed.read_rows_only
+            # The unused tail of a pack is a sequence too, and may be longer than data.max_length. Of a backend that is
+            # named, no rank asks how long its sequences are.
+            named = recipe.speed.attention != "auto"
+            near = window is not None and (named or window < recipe.data.capacity)
+            chosen = last and recipe.speed.read_rows_only
             kind = (near, chosen, config.head_dim)
             if kind not in kinds:
                 kinds.append(kind)

@@ -13,6 +13,7 @@ from torch import Tensor
 from models.bert import BertForPreTraining, ElectraForPreTraining, PreTrainingOutput, ReplacedTokensOutput
 from models.bert.cost_model.electra import electra_step_flops
 from models.bert.cost_model.flops import step_flops
+from models.bert.cost_model.memory import Device
 from models.bert.graphed import GraphedBert
 from tensor3d import Cube, check_parameters, checkpoint, keep_gathered
 from tensor3d.checkpoint import Checkpoints
@@ -231,7 +232,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         *,
         watch: Watchdog | None = None,
     ) -> None:
-        check_attention(recipe, "cuda" if cube.device.type == "cuda" else "cpu")
+        device: Device = "cuda" if cube.device.type == "cuda" else "cpu"
+        run_on_all_ranks(cube, lambda: check_attention(recipe, device))  # GPUs may differ
         cube = cube.with_policy(precision(recipe.precision), speed(recipe.speed))
         self.recipe, self.feed, self.corpus = recipe, feed, corpus
         cube.manual_seed(recipe.run.seed)

@@ -16,7 +16,7 @@ from tensor3d import Cube, CubeShape
 from tools.common import cli
 from tools.common.cli import cube_of, refuse_empty
 from tools.common.option_names import with_options
-from tools.common.parse import parse_options
+from tools.common.parse import check_home, parse_options
 
 ROOT = Path(__file__).parents[3]
 
@@ -140,6 +140,7 @@ def test_an_empty_folder_is_not_the_current_one(
         ("tools.pretrain", "launch/recipes/quickstart.toml", "--data.source=~/text.txt", "--prepare-only"),
         ("tools.plan.__main__", "--output=~/plan.json"),
         ("tools.plot", "~/run"),
+        ("tools.plot", "~root/run"),
         ("tools.scaling", "launch/recipes/quickstart.toml", "--output=~/run"),
         ("tools.scaling", "--collect=~/run"),
     ],
@@ -157,6 +158,10 @@ def test_a_tilde_that_the_shell_left_is_no_folder(
     (line,) = capsys.readouterr().err.splitlines()
     assert "is no home folder" in line
     assert [path.name for path in tmp_path.iterdir()] == ["launch"]
+
+
+def test_a_tilde_before_nobody_is_a_name() -> None:
+    check_home([Path("~$report.txt"), Path("a~root"), Path("~no-such-user/run")])
 
 
 def test_texts_may_begin_with_a_tilde() -> None:

@@ -215,6 +215,10 @@ def test_what_is_not_known_is_refused(encoder: Path, tmp_path: Path, changes: di
             '[{"idx": 0, "path": "", "type": "custom_st.Transformer"}]',
             r"asks for custom_st.Transformer, code",
         ),
+        (
+            '[{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer", "kwargs": ["task"]}]',
+            r"has kwargs = \['task'\] for the module sentence_transformers.models.Transformer, which may change",
+        ),
     ],
 )
 def test_a_damaged_or_foreign_list_of_modules_is_refused(tmp_path: Path, content: str, message: str) -> None:

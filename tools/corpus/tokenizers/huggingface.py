@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
 from tools.corpus.tokenizers.library_rules import BERT, PROBE, RULES, contradiction, rules_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import count_cased, is_cased, read_vocabulary
+
+_log = logging.getLogger(__name__)
 
 # --- Tokens that the transformers library keeps beside a vocabulary, in files of their own ----------------------------
 
@@ -215,7 +218,18 @@ def _check_json(folder: Path, file: Path, name: str) -> None:
         return
     made = JsonTokenizer(file)
     if rules is BERT and not made.is_wordpiece:
-        return  # such as XLM-R's in a BERT: the file is all that says what to do
+        # Such as XLM-R's in a BERT: the file is all that says what to do.
+        _log.warning(
+            "%s holds a model of type %s, and is read as it is. Its class, %s, makes a WordPiece of the pieces in "
+            "version 5 of the transformers library, which finds no word with them. For the same ids there, write %s "
+            "into %s.",
+            file,
+            made.plan["model"].get("type"),
+            name,
+            _AS_FILE,
+            CONFIG,
+        )
+        return
     settings = read_config(folder / CONFIG)
     told = {key: settings.get(key, default) for key, default in rules.settings.items()}
     if problem := contradiction(made, name, rules, told):

@@ -301,6 +301,16 @@ def changed(part: str, value: Any) -> Callable[[Any], None]:
     return lambda made: setattr(made, part, value)
 
 
+def test_pieces_of_another_kind_in_a_bert_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The library makes a WordPiece of them, and every word unknown."""
+    made = of_class(tmp_path, "xlm-roberta")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    found = find_tokenizer(tmp_path).open()
+    assert found.encode(["foxes"])[0] == made.encode("foxes", add_special_tokens=False).ids
+    (told,) = caplog.messages
+    assert "a model of type Unigram, and is read as it is. Its class, BertTokenizer" in told
+
+
 DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
 ONE_SEPARATOR = processors.BertProcessing(("</s>", 2), ("<s>", 0))
 
