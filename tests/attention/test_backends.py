@@ -114,6 +114,23 @@ def test_the_function_asks() -> None:
         attention(q.detach(), q.detach(), q.detach(), sequences, backend="flex", dropout=0.1)
 
 
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"causal": True}, {"window": 2}])
+def test_what_one_layer_may_ask_another_may_not(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is made once for all layers of a batch, but for each kind of call by itself."""
+    q, sequences = torch.ones(5, 1, 8), Sequences.from_lengths([5])
+    (name,) = options
+    monkeypatch.setitem(SUPPORT, "reference", dataclasses.replace(SUPPORT["reference"], backward=(), **{name: False}))
+    attention(q, q, q, sequences, backend="reference")
+    with pytest.raises(ValueError, match=name):
+        attention(q, q, q, sequences, backend="reference", **options)
+    for learning in (q.clone().requires_grad_(), q):
+        others = [learning, learning, learning] if learning.requires_grad else [q, q, q.clone().requires_grad_()]
+        with pytest.raises(ValueError, match="has no backward pass"):
+            attention(*others, sequences, backend="reference")
+    with torch.no_grad():
+        attention(*others, sequences, backend="reference")
+
+
 def test_whether_a_call_is_refused_hangs_on_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks have sequences of other lengths: where one refused a window and another did not, the others would wait."""
     asked: list[tuple[Backend, bool]] = []

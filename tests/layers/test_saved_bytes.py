@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensor3d import Cube, Embedding3D, Linear3D, Sequences, TransformerLayer3D, cross_entropy, local, shard
+from tensor3d import (
+    Cube,
+    Embedding3D,
+    Linear3D,
+    MixedPrecisionPolicy,
+    Sequences,
+    TransformerLayer3D,
+    cross_entropy,
+    local,
+    shard,
+)
 from tensor3d.sharding.matmul import Reshard
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
@@ -37,6 +47,14 @@ def test_a_product_keeps_exactly_its_share() -> None:
     kept = [a // 8 + w // 8, a // 4 + w // 4, a // 8 + w // 4, a // 4 + w // 8]
     for found in run_ranks(8, _products):
         assert found == [(each, a + w) for each in kept] * 2
+
+
+@pytest.mark.parametrize("reshard", RESHARD)
+def test_a_product_in_bf16_keeps_a_copy_of_the_weight_where_it_is_to(reshard: Reshard) -> None:
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=torch.bfloat16))
+    layer, x = Linear3D(24, 40, cube, reshard_after_forward=reshard), torch.randn(32, 24, requires_grad=True)
+    kept = saved_bytes(lambda: layer(x))
+    assert kept == 2 * 32 * 24 + (2 if reshard in (False, "input") else 4) * 40 * 24
 
 
 def _layer(packs: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
