@@ -37,13 +37,14 @@ DATA, X, BOX = (1, 1, 1, 2), (2, 1, 1, 1), (1, 2, 1, 2)
 
 
 class Blocks(nn.Module):
-    """Layers of equal and of different sizes, copies of one another, and one that shares its weight."""
+    """Layers of equal and of different sizes, copies of one another, and one that shares its weight. `norms`: two."""
 
-    def __init__(self, cube: Cube) -> None:
+    def __init__(self, cube: Cube, *, norms: bool = False) -> None:
         super().__init__()
-        self.norm = LayerNorm3D(HIDDEN, cube, "z")
+        self.norm, self.rms = LayerNorm3D(HIDDEN, cube, "z"), RMSNorm3D(HIDDEN, cube, "z")
+        if norms:
+            return
         self.twin_norm = copy.deepcopy(self.norm)
-        self.rms = RMSNorm3D(HIDDEN, cube, "z")
         self.other_rms = RMSNorm3D(HIDDEN, cube, "z")
         self.pair = nn.Sequential(Linear3D(HIDDEN, HIDDEN, cube, std=0.5), Linear3D(HIDDEN, HIDDEN, cube, "y", std=0.5))
         self.twin_pair = copy.deepcopy(self.pair)
@@ -242,7 +243,7 @@ def test_ranks_that_hold_parts_of_a_parameter_must_all_use_it(
 def _dropped_a_checkpoint() -> str:
     """A reentrant checkpoint is a pass of its own: its end would be taken for that of the other rank's whole pass."""
     cube = Cube(data=2)
-    model = Blocks(cube)
+    model = Blocks(cube, norms=True)
     x = torch.ones(4, HIDDEN, requires_grad=True)
     with pytest.raises(ValueError, match="end of a reentrant checkpoint") as caught:
         model(x if cube.rank else checkpoint(model.norm, x, use_reentrant=True), "rms").backward()
@@ -262,7 +263,7 @@ def test_a_reentrant_checkpoint_is_dropped_by_all_or_none() -> None:
 def _left_a_pass_out() -> str:
     """Its next pass would be taken for the one in which the other rank waits, and the copies drift apart."""
     cube = Cube(data=2)
-    model = Blocks(cube)
+    model = Blocks(cube, norms=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     x = torch.ones(4, HIDDEN, requires_grad=True)
     with pytest.raises(ValueError, match="some have left out a pass") as caught:  # noqa: PT012

@@ -259,6 +259,20 @@ _BEFORE_NAMES: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """Abbreviations that stand before a name or a number and end no sentence, of languages whose rules lack some."""
+_BEGINS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        language: frozenset(words.split())
+        for language, words in {
+            "de": "Aber Alle Als Auch Bei Beide Da Dabei Dadurch Daher Damals Damit Danach Dann Darum Das Dazu Denn "
+            "Der Deshalb Die Dies Diese Dieser Dieses Doch Dort Durch Ein Eine Einer Er Es Für Heute Hier Ich Ihre Im "
+            "In Jedoch Man Mit Nach Nun Obwohl Seit Seitdem Sie So Später Und Viele Während Weil Wenn Wer Wie Wir Zwar",
+        }.items()
+    }
+)
+"""Words that no ordinal number stands before: with a capital they begin a sentence."""
+_FIRST_WORD = re.compile(r"\w+")
+_QUOTED = re.compile(r"[。！？!?…―][」』”]\s*$")
+_QUOTATIVE = re.compile(r"と(?:[\u4e00-\u9fff、]|い[いうえっわ]|の(?=[\u4e00-\u9fff]))")
 _LAST_WORD = re.compile(r"(\S+)\.\s*$")
 _BEFORE_WORD = re.compile("[(\\[«\u201c\u201e\"'\u2019-]")
 _ROMAN = re.compile(r"[IVXLC]{1,6}")
@@ -267,7 +281,7 @@ _ROMAN = re.compile(r"[IVXLC]{1,6}")
 def _rejoined(sentences: Iterable[str], language: str) -> Iterator[str]:
     """Sentences that were cut behind a point which ends none: that of an initial ("M. Dupont"), of an ordinal number
     ("im 20. Jahrhundert"), of an abbreviation that stands before names, and, where a small letter follows, of one that
-    has a point inside or of any number ("d.w.z. anders")."""
+    has a point inside or of any number ("d.w.z. anders"). And what Japanese says of quoted speech, with that."""
     held: list[str] = []
     for sentence in sentences:
         if held and _ends(held[-1], sentence, language):
@@ -279,6 +293,10 @@ def _rejoined(sentences: Iterable[str], language: str) -> Iterator[str]:
 
 def _ends(sentence: str, following: str, language: str) -> bool:
     """Whether a sentence ends where `following` begins."""
+    if language == "ja" and (
+        following.startswith(("」", "』")) or (_QUOTATIVE.match(following) and _QUOTED.search(sentence[-8:]))
+    ):
+        return False
     found = _LAST_WORD.search(sentence[-40:]) if sentence.rstrip().endswith(".") else None
     if found is None:
         return True
@@ -289,7 +307,8 @@ def _ends(sentence: str, following: str, language: str) -> bool:
     if word.casefold() in _BEFORE_NAMES.get(language, ()):
         return False
     if language in _ORDINALS and begins.isalpha() and (re.fullmatch(r"\d{1,2}", word) or _ROMAN.fullmatch(word)):
-        return False
+        first = _FIRST_WORD.match(following)
+        return first is not None and first[0] in _BEGINS.get(language, ())
     return not (begins.islower() and ("." in word or word.isdecimal()))
 
 

@@ -105,6 +105,11 @@ def test_kind_2_prose_is_prose_in_scripts_with_marks(language: str) -> None:
     [
         ("zh", "他说：“你好。”然后走了。她问：“为什么？”他笑了。", 4),  # a mark for each word
         ("ja", "「はい。」彼は言った。「いいえ。」", 3),
+        (
+            "ja",
+            "「はい。」と彼は言った。「行く？」という声。『だめ！』と、母。「寒い。」とても寒い。「雨。」と窓の外。",
+            6,
+        ),
         ("en", "Yes 😀🎉! So 👨‍👩‍👧‍👦 went. Ok 🎉🎉.", 3),
         (
             "en",
@@ -131,6 +136,7 @@ def test_kind_2_prose_of_many_marks_and_numbers_is_prose(language: str, text: st
         ("ca", ["Va venir la Sra. Pérez i J. Puig.", "Sí."]),
         ("nl", ["Toen kwam mevr. De Vries.", "Het was zo, d.w.z. anders."]),
         ("de", ["Der 1. Weltkrieg begann im 20. Jahrhundert.", "Er kam 1990.", "Ende gut."]),
+        ("de", ["Sie kam auf Platz 3.", "Danach war es am 3. Oktober der 2. Versuch von J. Doe.", "Ende."]),
         ("hu", ["Az 1848. március 15. napján kitört.", "IV. Béla király volt."]),
         ("tr", ["II. Mahmud 5. yüzyılda geldi.", "Son."]),
         ("sv", ["Han föddes t.ex. i Lund.", "Slut på sagan."]),
