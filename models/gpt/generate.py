@@ -61,6 +61,7 @@ def generate(
     Raises:
         ValueError: an empty prompt, one without room for another token, ids outside of the vocabulary, or less than one
             token; before any collective starts.
+        FloatingPointError: logits that are not finite, of which a token would look like any other; on every rank.
     """
     config = model.config
     if not len(prompt):
@@ -106,7 +107,10 @@ def next_logits(model: Gpt, text: Text) -> Tensor:
         logits = gather(model.head(last), cube, "y")
     finally:
         model.train(was_training)
-    return logits[0].cpu().double()
+    found = logits[0].cpu().double()
+    if not found.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite: its weights are spoilt. Take another checkpoint.")
+    return found
 
 
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -228,6 +228,14 @@ def test_next_logits_are_those_of_the_last_token() -> None:
     assert error(next_logits(model, text), wanted) <= 1e-12
 
 
+def test_logits_that_are_none_choose_no_token() -> None:
+    model = make(Cube.single())
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        next(generate(model, [4, 1], 1))
+
+
 def test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out() -> None:
     logits = torch.tensor([0.0, 3.0, 1.0, 2.9, -1.0], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)

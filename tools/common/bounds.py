@@ -78,6 +78,14 @@ class Written:
 LANGUAGE = Written(r"[a-z]{2,3}(-[a-z]+)*", "an ISO 639-1 code, such as en or de")
 
 
+def check_whole(value: Any, key: str) -> None:
+    """Raises ValueError for a whole number of more than 64 bits, as TOML has none either: arrays, random streams and
+    files count in 64. It is not said how large it is: Python writes no number of more than 4,300 digits."""
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, int) and not -(2**63) <= each < 2**63:
+            raise ValueError(f"{key} must be a whole number of at most 64 bits. Got one of {each.bit_length()} bits.")
+
+
 def check_bounds(settings: Any, where: str = "") -> None:
     """Compares each setting of a dataclass, and of those in it, with the bounds in its annotation; None fits all.
 
@@ -85,12 +93,13 @@ def check_bounds(settings: Any, where: str = "") -> None:
         where: the key of the dataclass in its file, for messages.
 
     Raises:
-        ValueError: a setting out of its bounds, named with its key.
+        ValueError: a setting out of its bounds, or a whole number of more than 64 bits, named with its key.
     """
     for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value, key = getattr(settings, name), f"{where}.{name}" if where else name
         if is_dataclass(value):
             check_bounds(value, key)
+        check_whole(value, key)
         for bound in getattr(hint, "__metadata__", ()):
             if isinstance(bound, Bound) and value is not None and (needed := bound.needed(value)) is not None:
                 raise ValueError(f"{key} must be {needed}. Got {value}.")

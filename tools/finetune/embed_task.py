@@ -36,7 +36,7 @@ from tools.finetune.embed_data import (
 )
 from tools.finetune.metrics import number_metrics
 from tools.finetune.ranking_metrics import in_rank_order, ranking_metrics
-from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, write_table
+from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, finite, write_table
 from tools.predict.sentence_folder import sentence_json
 from tools.predict.vector_search import nearest
 
@@ -128,7 +128,8 @@ class EmbedTask(ABC):
         """(texts, H): vectors of the part's texts."""
         texts = self._parts[part].texts
         parts = split([len(text.ids) for text in texts], self._slots)
-        return torch.cat([sentence_vectors(model.bert, texts[some], model.pooling) for some in parts]).float().numpy()
+        vectors = torch.cat([sentence_vectors(model.bert, texts[some], model.pooling) for some in parts])
+        return finite(vectors, "vectors").float().numpy()
 
     def evaluate(self, model: BertForSentenceEmbedding) -> Evaluation:
         """Of whole vectors, and of those that are cut after each of `data.sizes`: spearman_64, ndcg@10_64."""

@@ -22,7 +22,7 @@ from tools.finetune.config import FinetuneConfig
 from tools.finetune.rank_data import RankData, RankPart, read_part
 from tools.finetune.rank_losses import rank_loss, terms
 from tools.finetune.ranking_metrics import in_rank_order, ranking_metrics
-from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, write_table
+from tools.finetune.tasks import TEST, Evaluation, Example, TaskFacts, finite, write_table
 
 RANK_METRICS = ("ndcg@10", "mrr@10")
 """By which a model can be chosen; the first is the default."""
@@ -103,9 +103,8 @@ class RankTask:
         groups = self._parts[part].texts
         texts = [text for group in groups for text in group]
         parts = split([len(text.ids) for text in texts], self._slots)
-        scores = torch.cat([class_logits(model, texts[some]) for some in parts])[:, 0].float()
-        if not scores.isfinite().all():
-            raise FloatingPointError("the model's scores of passages are not finite. Lower optimizer.lr.")
+        logits = torch.cat([class_logits(model, texts[some]) for some in parts])
+        scores = finite(logits, "scores of passages")[:, 0].float()
         return [own.numpy() for own in scores.split([len(group) for group in groups])]
 
     def evaluate(self, model: BertForSequenceClassification) -> Evaluation:

@@ -200,6 +200,14 @@ _FRESH_RATE = 3e-4  # below it small models with random weights learn little in 
 TEST = "test_"
 
 
+def finite(numbers: Tensor, named: str) -> Tensor:
+    """The same. Raises FloatingPointError for what is no answer: of nan the largest is class 0, and metrics of that are
+    numbers like any others."""
+    if not numbers.isfinite().all():
+        raise FloatingPointError(f"the model's {named} are not finite: its weights are spoilt. Lower optimizer.lr.")
+    return numbers
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
     """Texts to predict, with their targets if these are known."""
@@ -337,7 +345,8 @@ class TextsTask(ABC):
         """(N,): a class or a number of each text."""
         texts = self._parts[part].texts
         parts = split([len(text.ids) for text in texts], self._slots)
-        return self._predicted(torch.cat([class_logits(model, texts[some]) for some in parts]))
+        logits = torch.cat([class_logits(model, texts[some]) for some in parts])
+        return self._predicted(finite(logits, f"scores of {self.unit}"))
 
 
 class ClassifyTask(TextsTask):

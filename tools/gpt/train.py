@@ -260,6 +260,10 @@ class GptTrainer(Trainer[PackStep, GptMetrics]):
         parts = (packs[start : start + command.batch] for start in range(0, len(packs), command.batch))
         self.held_out = sum(float(self._objective.of(part, targets)) for part in parts)
         self.model.train()
+        if not math.isfinite(self.held_out):  # the last update is followed by no loss of a step
+            raise FloatingPointError(
+                f"the held-out loss after step {self.state.step} is {self.held_out}. Lower --lr, which is {command.lr}."
+            )
         return GptMetrics(step=self.state.step, loss=self.held_out)
 
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:

@@ -126,6 +126,8 @@ def resolve(command: Command) -> RunPlan:
     shape = CubeShape.parse(command.cube, command.data_parallel)
     if not command.exchange and (command.exchange_within is not None or command.exchange_every != EXCHANGE_EVERY):
         raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
+    if command.profile is None and command.profile_ranks != Command.profile_ranks:
+        raise ValueError("--profile-ranks are those of a trace. Add --profile with its steps, or drop them.")
     return RunPlan(
         recipe_file=command.recipe,
         recipe=command.settings,

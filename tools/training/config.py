@@ -22,7 +22,7 @@ from tensor3d.data import MaskingRules
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim.grad_scaler import LARGEST, SMALLEST
-from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, Within, check_bounds
+from tools.common.bounds import LANGUAGE, AtLeast, Positive, Share, Within, check_bounds, check_whole
 from tools.common.files import read_file
 
 # Behind its name on a command line nothing means "state".
@@ -122,7 +122,8 @@ class ModelConfig:
 
     preset: Literal["tiny", "mini", "small", "base", "large"] = "tiny"
     """Layers, hidden size and heads of BERT's published sizes."""
-    layers: int | None = None
+    # Formulas and dry steps go through each: of 10^9 a dry run never came to an end.
+    layers: Annotated[int | None, Within(1, 10_000)] = None
     """Transformer layers, instead of the preset's."""
     hidden: int | None = None
     """Columns of a hidden state, instead of the preset's."""
@@ -465,6 +466,7 @@ def from_table(kind: type[T], table: Any, where: str = "") -> T:
 
 def _checked(value: Any, wanted: Any, key: str) -> Any:
     """`value`, as float where a whole number stands for one. ValueError where it is not of the type `wanted`."""
+    check_whole(value, key)
     choices = get_args(wanted) if get_origin(wanted) in (typing.Union, types.UnionType) else (wanted,)
     for choice in choices:
         if get_origin(choice) is Literal:
@@ -547,6 +549,14 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             f"data.max_length={data.max_length} is longer than a pack of data.capacity={data.capacity}. "
             "Raise the capacity or lower max_length."
         )
+    # Each has slots in every pack: of a number that no pack can hold they took all memory there was, without a word.
+    for name, least in (("max_sequences", DataConfig.max_sequences), ("masked_per_pack", 0)):
+        count = getattr(data, name)
+        if count is not None and count > max(data.capacity, least):
+            raise ValueError(
+                f"data.{name}={count} is more than the data.capacity={data.capacity} tokens that a pack can hold. "
+                "Lower it."
+            )
     if model.positions is not None and model.positions < data.max_length:
         lack = "has no rows for" if model.encoder == "classic" else "is less than"
         raise ValueError(
@@ -650,10 +660,14 @@ def read_recipe(kind: type[T], path: Path, *, shipped: str = "launch/recipes") -
             names the file and the key.
     """
     try:
-        table = tomllib.loads(read_file(path).decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
+        text = read_file(path)
     except FileNotFoundError:
         raise ValueError(f"recipe {path.absolute()} does not exist. Shipped ones lie in {shipped}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    try:
+        table = tomllib.loads(text.decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
+    except RecursionError:
+        raise ValueError(f"recipe {path} is not valid TOML: it is nested too deeply.") from None
+    except ValueError as problem:  # TOMLDecodeError, UnicodeDecodeError, or Python's own for a number of 5,000 digits
         raise ValueError(f"recipe {path} is not valid TOML: {problem}.") from None
     try:
         return from_table(kind, table)

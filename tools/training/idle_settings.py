@@ -32,7 +32,7 @@ def told_of(rules: Iterable[Rule]) -> list[str]:
 
 def idle_settings(recipe: TrainConfig) -> list[str]:
     """A line for each key of a recipe of pre-training that was set and changes nothing."""
-    data, batch, speed = recipe.data, recipe.batch, recipe.speed
+    data, batch, speed, run = recipe.data, recipe.batch, recipe.speed, recipe.run
     alone = data.packing in ("padded", "binned")
     return told_of(
         (
@@ -47,6 +47,18 @@ def idle_settings(recipe: TrainConfig) -> list[str]:
                 ("multiple_of",),
                 batch.packing_rule == "sequences",
                 "batch.packing_rule = 'sequences'",
+            ),
+            # The best evaluation is kept by patience; and after a signal all is saved at once, and once.
+            Rule(
+                "run",
+                run,
+                ("checkpoint_keep", "checkpoint_keep_every", "asynchronous"),
+                run.checkpoint_every > 0 or run.patience > 0,
+                "run.checkpoint_every above 0",
+            ),
+            *(
+                Rule("run", run, (key,), data.held_out > 0 or not getattr(run, key), "data.held_out above 0")
+                for key in ("evaluate_every", "evaluate_every_samples")
             ),
         )
     )

@@ -71,6 +71,11 @@ class RunPlan:
         if replaced is not None:
             replaced.check(config, shape)
         self._check_speed()
+        if self.profile is not None and (last := self.profile.windows[-1])[0] > recipe.run.steps:
+            raise ValueError(
+                f"--profile asks for steps {last[0]} to {last[1]}, and the run has run.steps = {recipe.run.steps}. "
+                "Choose others."
+            )
         if self.exchange is not None:
             shards_of(recipe.data.shards, shape.data, 0)
             check_within(self.exchange, shape.data, recipe.data.groups)

@@ -175,6 +175,16 @@ def test_a_step_without_cache_is_one_micro_batch(tmp_path: Path) -> None:
         assert len(objective.parts(TextStep(index=0, examples=task.train))) == parts
 
 
+def test_vectors_that_are_none_have_no_metrics(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", rows(8))
+    task = task_of(tmp_path, Cube.single())
+    model = task.make_model(CONFIG, Cube.single())
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="vectors are not finite"):
+        task.evaluate(model)
+
+
 def test_dropout_is_the_same_in_both_passes() -> None:
     weight = torch.ones(5, 3, requires_grad=True)
     seen: list[Tensor] = []

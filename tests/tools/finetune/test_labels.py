@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.bert import BertConfig
 from tensor3d import Cube
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers import Tokenizer
@@ -28,6 +29,7 @@ WORDS = ["film", "actor", "plot", "scene", "the", "a", "very", "was"]
 TELLS = {"fun": "laugh", "sad": "tears", "war": "guns"}
 """Label and the word that tells it."""
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *TELLS.values()]
+SMALL = BertConfig(layers=1, hidden=8, heads=1, vocab=len(VOCAB), positions=128)
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
@@ -160,12 +162,21 @@ def test_lists_of_json(tmp_path: Path, tokenizer: Tokenizer) -> None:
         task_of(tmp_path / "a.jsonl", tokenizer, multi_label=False)
 
 
-def test_one_label_and_scores_that_are_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_one_label_of_several_that_may_hold(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\tfun\nplot\t\n")
     task = task_of(tmp_path / "a.tsv", tokenizer, labels=("fun",))
     assert (task.labels, [example.target.tolist() for example in task.train]) == (("fun",), [[1], [0]])
-    with pytest.raises(FloatingPointError, match=r"labels are not finite\. Lower optimizer\.lr"):
-        task._predicted(torch.tensor([[0.0], [torch.nan]]))
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+def test_scores_that_are_none_are_no_class_either(tmp_path: Path, tokenizer: Tokenizer, multi_label: bool) -> None:
+    """Of nan the largest is the first class, and accuracy would be a number."""
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nfilm\tfun\nplot\tsad\n")
+    task = task_of(tmp_path / "a.tsv", tokenizer, multi_label=multi_label)
+    model = task.make_model(SMALL, Cube.single())
+    torch.nn.init.constant_(model.classifier.bias, torch.nan)
+    with pytest.raises(FloatingPointError, match=r"scores of texts are not finite.*Lower optimizer\.lr"):
+        task.evaluate(model)
 
 
 def test_metrics_that_are_missing_are_missed_before_training(

@@ -143,6 +143,15 @@ def test_training_that_cannot_be_is_refused(
     assert not output.exists()
 
 
+def test_a_last_step_that_spoils_the_weights_leaves_no_model(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No loss of a step follows it."""
+    told = refusal([*training(tmp_path / "run", recipe), "--steps", "1", "--lr", "1e38"], capsys)
+    assert "the held-out loss after step 1 is nan. Lower --lr, which is 1e+38" in told
+    assert not list((tmp_path / "run/checkpoints").glob("*"))
+
+
 def test_a_run_is_not_overwritten(run: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds a run already. Choose another --output" in refusal(training(run, recipe), capsys)
 

@@ -107,8 +107,16 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
         ("[run]\ntarget_accuracy = 72", r"run.target_accuracy.*\b0.*\b1.*\b72.0"),
         ("[run]\ncheckpoint_keep = 0", r"run.checkpoint_keep.*\b1.*\b0"),
         ("[data]\ncapacity = 1_000_000_000", r"data.capacity.*\b5.*\b1048576.*\b1000000000"),
+        ("[data]\nmax_sequences = 129", "data.max_sequences=129 is more than the data.capacity=128 tokens"),
+        ("[data]\nmasked_per_pack = 129", "data.masked_per_pack=129 is more than the data.capacity=128 tokens"),
+        ("[model]\nlayers = 1_000_000_000", r"model.layers.*\b10000.*\b1000000000"),
         ("[run]\nhang_after = 0", r"run.hang_after.*\b0.*\b0.0"),
         ("[data\n", r"is not valid TOML"),
+        pytest.param("[data]\nsource = " + "[" * 9000, "is not valid TOML: it is nested too deeply", id="deep"),
+        pytest.param(f"[run]\nsteps = {'9' * 5000}", "is not valid TOML: .*limit", id="digits"),
+        pytest.param(f"[run]\nsteps = 0x{'f' * 5000}", "run.steps must be .* 64 bits. Got one of 20000", id="hex"),
+        pytest.param(f"[optimizer]\nlr = {'9' * 400}", "optimizer.lr must be .* of at most 64 bits", id="float"),
+        ("[run]\nsteps = 9223372036854775808", "run.steps must be a whole number of at most 64 bits. Got one of 64"),
     ],
 )
 def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, text: str, message: str) -> None:

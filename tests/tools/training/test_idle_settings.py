@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.finetune.__main__ import COMMANDS
-from tools.training.arguments import parse
+from tools.training.arguments import parse, resolve
 from tools.training.config import read_config
 from tools.training.idle_settings import idle_settings
 
@@ -34,11 +34,29 @@ RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
         ("--batch.multiple-of 3", "batch.multiple_of = 3 changes nothing: it is for batch.packing_rule = 'sequences'."),
         ("--data.bin-width 3", "data.bin_width = 3 changes nothing"),
         ("--data.max-sequences 3 --data.packing padded", "data.max_sequences = 3 changes nothing"),
+        ("--run.checkpoint-every 0 --run.checkpoint-keep 5", "run.checkpoint_keep = 5 changes nothing"),
+        ("--run.checkpoint-every 0 --run.checkpoint-keep-every 5", "run.checkpoint_keep_every = 5 changes nothing"),
+        ("--run.checkpoint-every 0 --run.no-asynchronous", "run.asynchronous = False changes nothing"),
+        ("--run.checkpoint-every 0 --run.checkpoint-keep 5 --run.patience 2", None),
+        ("--data.held-out 0 --run.evaluate-every 7", "run.evaluate_every = 7 changes nothing: it is for data.held_out"),
+        ("--data.held-out 0 --run.evaluate-every 0", None),
     ],
 )
 def test_what_changes_nothing_is_told(words: str, told: str | None) -> None:
     found = idle_settings(parse([str(RECIPES / "quickstart.toml"), *words.split()]).settings)
     assert [line[: len(told or "")] for line in found] == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--profile-ranks 0,0", "--profile-ranks are those of a trace. Add --profile"),
+        ("--profile 3,401-402", "--profile asks for steps 401 to 402, and the run has run.steps = 400"),
+    ],
+)
+def test_a_trace_that_would_not_be_written_is_refused(words: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        resolve(parse([str(RECIPES / "quickstart.toml"), *words.split()])).check()
 
 
 def test_shipped_recipes_have_no_such_setting() -> None:
