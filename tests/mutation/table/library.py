@@ -175,8 +175,8 @@ MUTATIONS = (
     Mutation(
         "a-window-hangs-on-own-sequences",
         "tensor3d/attention/__init__.py",
-        old='if backend != "auto" and near is None',
-        new='if backend == "auto" and near is None',
+        old='near if backend == "auto" else window',
+        new="near",
         tests=("tests/attention/test_backends.py::test_whether_a_call_is_refused_hangs_on_no_length",),
     ),
     Mutation(
@@ -420,8 +420,8 @@ MUTATIONS = (
     Mutation(
         "frozen-since-gets-a-gradient",
         "tensor3d/distributed/autograd_graph.py",
-        old="return [was and not is_frozen for",
-        new="return [was for",
+        old="asked[id(each)] = is_executed and each.requires_grad",
+        new="asked[id(each)] = is_executed",
         tests=("tests/layers/test_unusual_use.py",),
     ),
     Mutation(
