@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Cube, Linear3D, local
+from tensor3d import Cube, Linear3D, MixedPrecisionPolicy, local
+from tensor3d.ops.fp8 import Scaling
 from tensor3d.optim import AdamW, Lamb
 from tensor3d.sharding.matmul import HandedOn
 from tests.ranks import run_ranks
@@ -133,10 +134,12 @@ def test_hooks_on_parameters_are_called_when_the_sum_is_there(shape: Shape) -> N
         assert max(errors.values()) <= 1e-9, errors
 
 
-def test_hooks_are_not_called_where_no_gradient_is_computed() -> None:
+@pytest.mark.parametrize("fp8", [None, "rowwise"], ids=["undivided", "as on several ranks"])
+def test_hooks_are_not_called_where_no_gradient_is_computed(fp8: Scaling | None) -> None:
     """Of a layer whose result nothing reads, behind which the residual goes on; of one that is frozen before backward;
     in a pass that fails, too. Then they are there again."""
-    cube = Cube.single()
+    dtype = torch.bfloat16 if fp8 else torch.float32
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=dtype, fp8=fp8))
     cube.manual_seed(0)
     unread, frozen, calls = Linear3D(4, 4, cube), Linear3D(4, 4, cube), list[str]()
     for name, parameter in [*unread.named_parameters(), *frozen.named_parameters()]:
@@ -154,13 +157,13 @@ def test_hooks_are_not_called_where_no_gradient_is_computed() -> None:
     def fail(gradient: Tensor) -> None:
         raise OSError
 
-    passed(torch.ones(2, 4, requires_grad=True)).backward()
-    x = torch.ones(2, 4, requires_grad=True)
+    passed(torch.ones(2, 4, dtype=dtype, requires_grad=True)).backward()
+    x = torch.ones(2, 4, dtype=dtype, requires_grad=True)
     x.register_hook(fail)
     with suppress(OSError):
         passed(x).backward()
     assert calls == []
-    unread(torch.ones(2, 4)).sum().backward()
+    unread(torch.ones(2, 4, dtype=dtype)).sum().backward()
     assert sorted(calls) == ["bias (4,)", "bias is there", "weight (4, 4)", "weight is there"]
 
 

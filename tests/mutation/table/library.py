@@ -434,6 +434,15 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "hooks-of-an-undivided-product-called-without-gradients",
+        "tensor3d/sharding/matmul.py",
+        old="            cube.ledger.pass_by(weight, bias)\n",
+        new="",
+        tests=(
+            "tests/distributed/test_grad_reducer_hooks.py::test_hooks_are_not_called_where_no_gradient_is_computed",
+        ),
+    ),
+    Mutation(
         "hooks-stay-away-after-a-failed-pass",
         "tensor3d/distributed/grad_reducer.py",
         old="elif self._passes or self._hooks or self._recomputing:",
