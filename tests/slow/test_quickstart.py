@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from models.bert import PRESETS
 from tensor3d import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,11 @@ def read(run: Path) -> Curves:
 def check_start(run: Path, curves: Curves) -> None:
     """The first loss is that of guessing, the packs are full, and what was saved last is whole."""
     facts = json.loads((run / "run.json").read_text())
-    assert curves["loss/masked_lm"][0] == pytest.approx(math.log(facts["recipe"]["data"]["vocab_size"]), abs=0.15)
+    # Scores of the first step are normal, of this variance: LayerNorm's columns are 1 wide, those of the table `std`.
+    # The text, and so what is drawn of it, differs between versions of Python.
+    hidden, std = PRESETS["tiny"].hidden, facts["recipe"]["model"]["std"]
+    guessing = math.log(facts["recipe"]["data"]["vocab_size"]) + hidden * std**2 / 2
+    assert curves["loss/masked_lm"][0] == pytest.approx(guessing, abs=0.1)
     assert min(curves["data/fill"]) > 0.9
     assert statistics.fmean(curves["data/fill"]) >= 0.98
     last = f"step-{facts['recipe']['run']['steps']:08d}"
