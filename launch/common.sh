@@ -184,18 +184,24 @@ $((nodes * per_node)). Choose another cube, or other numbers."
 
 # What of the overrides a launcher must know:
 #   told_only   yes: training only tells something (--help, --dry-run), and one process does that
+#   prepares    yes: it prepares alone (--prepare-only), likewise
 #   resume      yes: --resume is there;  named: yes: it names a checkpoint, which is not "auto"
 #   output      folder of the run, empty: none is given;  wire: order of the axes, likewise
 read_overrides() {
     told_only=no
+    prepares=no
     resume=no
     named=no
     output=
     wire=
-    local word previous=
+    local word name previous=
     for word in ${overrides[@]+"${overrides[@]}"}; do
+        # Training takes names with _ for -, too.
+        name=${word%%=*}
+        case $name in --*_*) word=${name//_/-}${word#"$name"} ;; esac
         case $word in
         -h | --help | --dry-run) told_only=yes ;;
+        --prepare-only) prepares=yes ;;
         --resume) resume=yes ;;
         --resume=*)
             resume=yes

@@ -38,7 +38,7 @@ parse "$@"
 check_restarts
 processes=$ranks
 read_overrides
-[ "$told_only" = no ] || { processes=1 && restarts=0; }
+[ "$told_only$prepares" = nono ] || { processes=1 && restarts=0; }
 [ "$restarts" -eq 0 ] || resume_after_restarts
 enter_root
 check_gpus "$processes"

@@ -100,6 +100,14 @@ def python_that(checkout: Path, body: str) -> None:
             "--cube 2x2x2 small.toml --dry-run",
             "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --dry-run",
         ),
+        (
+            "--cube 2x2x2 small.toml --dry_run",
+            "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --dry_run",
+        ),
+        (
+            "--cube 2x2x2 small.toml --prepare-only",
+            "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --prepare-only",
+        ),
         ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
     ],
 )
