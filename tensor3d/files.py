@@ -42,6 +42,11 @@ def draft(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as problem:  # such as a folder of that name
+        if problem.filename == str(temporary):  # of which nobody knows
+            problem.filename = str(path)
+            del problem.filename2
+        raise
     finally:
         with suppress(OSError):  # which would hide what has happened; the next run removes it
             temporary.unlink(missing_ok=True)
