@@ -145,8 +145,8 @@ def complete(directory: Path) -> list[Path]:
 
 
 def without_folder(directory: Path) -> list[Path]:
-    """What has a checkpoint's name and is no folder, such as a link to a disk that is not there: nobody can tell whether
-    it is the newest one."""
+    """What has a checkpoint's name and is no folder, such as a link to a disk that is not there: whether it is the
+    newest one nobody can tell."""
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and not path.is_dir())

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensor3d.distributed.comm_stats import Kind
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.files import read_file
+from tensor3d.files import read_file, unique_keys
 
 _SLOWEST, _NARROWEST = 60.0, 1e-6  # seconds of latency, bytes/s: beyond that it is a slip of the finger
 
@@ -162,7 +162,7 @@ def read_cluster(path: Path) -> Cluster:
         ValueError: no JSON, a field that is missing or unknown, a number that cannot be; with the file's name.
     """
     try:
-        content = json.loads(read_file(path).decode())
+        content = json.loads(read_file(path).decode(), object_pairs_hook=unique_keys)
         cluster = content.get("cluster", content) if isinstance(content, dict) else content
         known = {field.name for field in dataclasses.fields(Cluster)}
         if not isinstance(cluster, dict) or set(cluster) - known:

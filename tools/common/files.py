@@ -34,6 +34,7 @@ from tensor3d.files import (  # noqa: F401 - whoever works with files finds all 
     read_file,
     remove,
     sweep_drafts,
+    unique_keys,
     what_is_wrong,
 )
 
@@ -45,8 +46,11 @@ _log = logging.getLogger(__name__)
 # --- JSON that somebody else has written ------------------------------------------------------------------------------
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parsed_json(text: str | bytes, *, unique: bool = False) -> Any:
     """The value of a text, or of its bytes in UTF-8.
+
+    Args:
+        unique: refuse a key that an object has twice, as of data that somebody has written by hand or glued together.
 
     Raises:
         ValueError: no UTF-8, no JSON, or deeper than Python reads; the message tells which, to be put behind a name.
@@ -54,7 +58,7 @@ def parsed_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except RecursionError:
         raise ValueError("its lists or objects are too deep in one another") from None
 

@@ -75,7 +75,7 @@ def check(path: Path, cluster: Cluster) -> Check:
             does not have the ranks for.
     """
     try:
-        content: dict[str, Any] = parsed_json(read_file(path))
+        content: dict[str, Any] = parsed_json(read_file(path), unique=True)
         recipe, results = from_table(TrainConfig, content["recipe"]), content["results"]
         measured = [
             (CubeShape.parse(each["cube"], each["data_parallel"]), float(each["seconds_median"])) for each in results

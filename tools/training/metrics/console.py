@@ -81,8 +81,8 @@ def table(rows: Sequence[tuple[str, str]], *, numbers: bool = False) -> list[str
 
 
 def first_step(journal: Path) -> dict[str, Any] | None:
-    """The first step in a journal, which is step 1 unless somebody has removed the file. None: it cannot be read, or has
-    no step of pre-training, as that of another run that was put in its place."""
+    """The first step in a journal, which is step 1 unless somebody has removed the file. None: it cannot be read, or no
+    step of pre-training is in it, as in another tool's that was put in its place."""
     with suppress(OSError):
         return next((line for line in read_journal(journal) if line["kind"] == "step" and _has_losses(line)), None)
     return None

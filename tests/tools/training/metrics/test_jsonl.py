@@ -132,8 +132,8 @@ def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
 
 def test_lines_of_another_kind_of_file_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As of another tool's journal, or of an editor."""
-    strange = b'{"kind": "step", "step": 1, "loss": 2.5}\n{"kind": "step", "step": true}\n\0\0\n{"step": 1}\n{"kind": "st'
-    (tmp_path / "metrics.jsonl").write_bytes(strange)
+    strange = (b'{"kind": "step", "step": 1, "loss": 2.5}', b"\0\0", b'{"step": 1}', b'{"kind": "st')
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(strange))
     assert first_step(tmp_path / "metrics.jsonl") is None, "none of pre-training"
     with show(tmp_path, first_step=1) as shown:
         assert "2 of its lines were damaged, and are left out" in capsys.readouterr().err
