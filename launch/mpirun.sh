@@ -66,6 +66,7 @@ read_hosts() {
         [ -z "$hosts" ] || refuse "--hosts and --hostfile exclude each other. Choose one."
         [ -f "$hostfile" ] || refuse "--hostfile '$hostfile' does not exist."
         while IFS= read -r line || [ -n "$line" ]; do
+            line=${line%$'\r'} # of an editor of Windows
             read -r name rest <<<"${line%%#*}" || true
             [ -n "$name" ] || continue
             count=$rest
