@@ -239,7 +239,9 @@ def run(command: Command) -> int:
         raise ValueError("name at least one run: a folder that tools.pretrain has written.")
     output = command.output or command.runs[0] / default_name(command.tag)
     if command.output is not None:
-        check_output(output)
+        # Of a folder its pictures alone are drawn anew.
+        inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir()]
+        check_output(output, others=[each for each in inside if each.suffix != ".png"])
     curves = [read_run(folder, command.tag) for folder in command.runs]
     save(draw(curves, command.tag), output)
     for curve in curves:

@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -97,12 +97,21 @@ def write_file(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def check_output(path: Path | None, option: str = "--output") -> None:
+def check_output(path: Path | None, option: str = "--output", *, others: Iterable[Path | None] = ()) -> None:
     """Raises ValueError where no file can be written: better before the work than after. Drafts of it that a killed
-    process has left are removed."""
+    process has left are removed.
+
+    Args:
+        others: what the command reads, or writes to as well: none of these is written over.
+    """
     if path is None:
         return
     nearest(path)
+    for other in others:
+        if other is not None and (other == path or (path.is_file() and other.is_file() and path.samefile(other))):
+            raise ValueError(
+                f"{option} is {path}, which is another file of this command, too, and would be lost. Name a new one."
+            )
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
     check_replaceable(path, option)

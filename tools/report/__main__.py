@@ -56,7 +56,9 @@ def run(command: Command, sleep: Callable[[float], None] = time.sleep) -> int:
         raise ValueError(f"--refresh must be at least {_LEAST:g} seconds. Got {command.refresh:g}.")
     first = command.runs[0]
     output = command.output or (first / "report.html" if first.is_dir() else first.with_suffix(".html"))
-    check_output(output)
+    # Of a folder its pages alone are written anew.
+    inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir() if each.suffix != ".html"]
+    check_output(output, others=[*command.runs, *inside])
     check_library("tools.report")
     before, quiet = _pulse(()), 0.0
     while True:

@@ -416,3 +416,15 @@ def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path) -> None:
     assert not os.path.lexists(tmp_path / "link")
     assert library.remove(tmp_path / "folder") is None
     assert library.remove(tmp_path / "folder") is None
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "link", "./in.jsonl"])
+def test_no_output_takes_the_place_of_an_input(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("words")
+    (tmp_path / "link").hardlink_to(file)
+    with pytest.raises(ValueError, match="is another file of this command, too, and would be lost"):
+        check_output(tmp_path / name, others=[None, tmp_path / "none", file])
+    check_output(tmp_path / "new.jsonl", others=[file])
+    with pytest.raises(ValueError, match=r"--html is .*, and would be lost"):
+        check_output(tmp_path / "new.jsonl", "--html", others=[tmp_path / "new.jsonl"])
