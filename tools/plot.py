@@ -5,6 +5,7 @@ A RUN is a folder that tools.pretrain has written. The thin line is every logged
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -30,6 +31,8 @@ from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_log = logging.getLogger("tools.plot")
 
 # --- The curves of runs: read off what tools.pretrain has written in their folders ------------------------------------
 
@@ -132,14 +135,23 @@ def read_facts(folder: Path) -> RunFacts:
 
 
 def _from_journal(path: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Points]]:
-    """Every tag that TensorBoard would have, and the points of those wanted."""
+    """Every tag that TensorBoard would have, and the points of those wanted. Lines that are damaged are counted, and
+    told."""
     logged: set[str] = set()
     points: dict[str, Points] = {}
-    for record in read_journal(path):
-        tagged = _tagged(record)
+    damaged = list[None]()
+    for record in read_journal(path, lambda: damaged.append(None)):
+        try:
+            tagged = _tagged(record)
+            values = {tag: float(tagged[tag]) for tag in wanted & tagged.keys()}  # also of "NaN"
+        except (ValueError, TypeError, KeyError, ArithmeticError):
+            damaged.append(None)
+            continue
         logged |= tagged.keys()
-        for tag in wanted & tagged.keys():
-            points.setdefault(tag, {})[record["step"]] = float(tagged[tag])  # also of "NaN"
+        for tag, value in values.items():
+            points.setdefault(tag, {})[record["step"]] = value
+    if damaged:
+        _log.warning("%s: left out, lines that are damaged: %s", path, f"{len(damaged):,}")
     return logged, points
 
 

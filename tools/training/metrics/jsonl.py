@@ -107,8 +107,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = parsed_json(line)
     except ValueError:
         return None
-    known = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
-    return record if known else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    step, peaks = record.get("step"), record.get("peak_bytes")
+    if record["kind"] == "memory" and not (type(peaks) is list and peaks and all(type(peak) is int for peak in peaks)):
+        return None
+    return record if type(step) is int and 0 <= step < 1 << 63 else None
 
 
 def _plain(value: Any) -> Any:
