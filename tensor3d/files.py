@@ -153,6 +153,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+WRONG_ENTRIES = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, ValueError)
+"""What it raises to take entries of a file for what they are not, or are not there."""
+
+
 def what_is_wrong(problem: Exception) -> str:
     """With the content of a file, which was taken to be another: for a message that names the file, and goes on.
 

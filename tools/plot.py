@@ -21,7 +21,7 @@ from models.bert import PRESETS
 from models.folder_kinds import instead, is_gpt_run
 from tensor3d import CubeShape
 from tools.common.cli import run_main
-from tools.common.files import check_output, parsed_json, read_file, what_is_wrong
+from tools.common.files import WRONG_ENTRIES, check_output, parsed_json, read_file, what_is_wrong
 from tools.common.log import take_verbose
 from tools.common.parse import parse_options
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
@@ -129,7 +129,7 @@ def read_facts(folder: Path) -> RunFacts:
         )
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder.absolute()} is no run: it has no run.json.{instead(folder)} {remedy}") from None
-    except (ValueError, KeyError, TypeError) as problem:
+    except WRONG_ENTRIES as problem:
         kind = instead(folder) if is_gpt_run(folder) else ""  # not that it is what it should be
         raise ValueError(f"{path} does not describe a run ({what_is_wrong(problem)}).{kind} {remedy}") from None
 
@@ -144,7 +144,7 @@ def _from_journal(path: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Poi
         try:
             tagged = _tagged(record)
             values = {tag: float(tagged[tag]) for tag in wanted & tagged.keys()}  # also of "NaN"
-        except (ValueError, TypeError, KeyError, ArithmeticError):
+        except WRONG_ENTRIES:
             damaged.append(None)
             continue
         logged |= tagged.keys()

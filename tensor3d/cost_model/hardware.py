@@ -14,7 +14,7 @@ from typing import Any
 
 from tensor3d.distributed.comm_stats import Kind
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.files import read_file, unique_keys
+from tensor3d.files import WRONG_ENTRIES, read_file, unique_keys
 
 _SLOWEST, _NARROWEST = 60.0, 1e-6  # seconds of latency, bytes/s: beyond that it is a slip of the finger
 
@@ -169,7 +169,7 @@ def read_cluster(path: Path) -> Cluster:
             raise ValueError(f"a cluster has the fields {', '.join(sorted(known))}. Got {_told(cluster)}.")
         links = {name: Link(**cluster[name]) for name in ("inside", "across")}
         return Cluster(**{**cluster, **links, "fits": tuple(LinkFit(**fit) for fit in cluster.get("fits", ()))})
-    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+    except (*WRONG_ENTRIES, RecursionError) as problem:
         told = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
         raise ValueError(f"{path} is no cluster: {told}") from None
 

@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tensor3d.files import (  # noqa: F401 - whoever works with files finds all about them here
+    WRONG_ENTRIES,
     append,
     beside,
     check_folder,
