@@ -17,6 +17,8 @@
 # shellcheck disable=SC2034,SC2154  # variables that the launchers read, or set
 
 unset CDPATH # by which `cd launch/..` could go elsewhere
+# A launcher numbers its processes itself: what a shell has of another job would make one process wait for others.
+unset WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
 
 # shellcheck disable=SC2016  # backquotes are text
 COMMON_OPTIONS='  --cube XxYxZ        sizes of the axes of the cube (default 1x1x1)

@@ -125,6 +125,20 @@ def test_command(checkout: Path, arguments: str, command: str) -> None:
         assert told.startswith(f"cd {checkout} && {variables} MASTER_ADDR=127.0.0.1 MASTER_PORT=? python3 -m tools.pre")
 
 
+def test_numbers_of_another_job_reach_no_process(checkout: Path) -> None:
+    python_that(checkout, 'echo "<${WORLD_SIZE-}${RANK-}${MASTER_PORT-}>"')
+    result = local(checkout, "launch/recipes/small.toml", WORLD_SIZE="4", RANK="9", MASTER_PORT="1")
+    assert (result.returncode, result.stdout) == (0, "<>\n")
+
+
+@pytest.mark.skipif(shutil.which("dash") is None, reason="a shell that is no bash")
+@pytest.mark.parametrize("script", ["corpus.sh", "gpu_hour.sh", "local.sh", "mpirun.sh", "slurm.sbatch", "torchrun.sh"])
+def test_another_shell_is_told_so(script: str) -> None:
+    done = subprocess.run(["dash", SCRIPTS[0].parent / script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"launch/{script} needs bash. Start it by its name alone, or by bash.\n"
+
+
 def test_called_in_the_root_paths_stay_as_they_are(checkout: Path) -> None:
     result = local(checkout, "--dry-run launch/recipes/small.toml", OMP_NUM_THREADS="1")
     assert result.stdout.startswith("python3 -m tools.pretrain launch/recipes/small.toml --cube")
