@@ -473,9 +473,10 @@ def conclude(
 ) -> None:
     """What was done, where things are, and what comes next."""
     state, found = trainer.state, checkpoint.latest(folder / "checkpoints")
+    missing = "none could be written" if trainer.recipe.run.checkpoint_every else "none was asked for"
     rows = [
         ("time and samples", f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps"),
-        ("checkpoint", str(found) if found else "none was asked for"),
+        ("checkpoint", str(found) if found else missing),
         ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),
         ("plot of the loss", shlex.join(["python", "-m", "tools.plot", str(folder)])),
         *(("trace", str(path)) for path in traces),

@@ -307,6 +307,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
     assert pretrain.main(arguments(recipe, run, *QUIET, "--run.checkpoint-every", "2", "--run.steps", "4")) == 74
     told = capsys.readouterr()
     assert told.err.count("NO CHECKPOINT") >= 2
+    assert "none could be written" in told.out
     assert "ended after step 4, and its last checkpoint could not be written" in told.err
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4], "the run went on"
 
