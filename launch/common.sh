@@ -17,6 +17,8 @@
 # shellcheck disable=SC2034,SC2154  # variables that the launchers read, or set
 
 unset CDPATH # by which `cd launch/..` could go elsewhere
+# A launcher numbers its processes itself: what a shell has of another job would make one process wait for others.
+unset WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
 
 # shellcheck disable=SC2016  # backquotes are text
 COMMON_OPTIONS='  --cube XxYxZ        sizes of the axes of the cube (default 1x1x1)
@@ -184,18 +186,24 @@ $((nodes * per_node)). Choose another cube, or other numbers."
 
 # What of the overrides a launcher must know:
 #   told_only   yes: training only tells something (--help, --dry-run), and one process does that
+#   prepares    yes: it prepares alone (--prepare-only), likewise
 #   resume      yes: --resume is there;  named: yes: it names a checkpoint, which is not "auto"
 #   output      folder of the run, empty: none is given;  wire: order of the axes, likewise
 read_overrides() {
     told_only=no
+    prepares=no
     resume=no
     named=no
     output=
     wire=
-    local word previous=
+    local word name previous=
     for word in ${overrides[@]+"${overrides[@]}"}; do
+        # Training takes names with _ for -, too.
+        name=${word%%=*}
+        case $name in --*_*) word=${name//_/-}${word#"$name"} ;; esac
         case $word in
         -h | --help | --dry-run) told_only=yes ;;
+        --prepare-only) prepares=yes ;;
         --resume) resume=yes ;;
         --resume=*)
             resume=yes

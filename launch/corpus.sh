@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From dumps or text to what pre-training reads: all steps of tools.corpus, one after another. See --help.
 # Kept to bash 3.2, which is what macOS has.
+[ -n "${BASH_VERSION-}" ] || { echo "launch/corpus.sh needs bash. Start it by its name alone, or by bash." >&2 && exit 2; }
 set -euo pipefail
 
 script=launch/corpus.sh

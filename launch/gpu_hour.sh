@@ -5,6 +5,7 @@
 #
 # --wheels DIR   a folder of wheels of what the machine lacks; they are put in a folder of their own and change nothing.
 #                Filled, where there is a network, by: python -m pip download --no-deps -d DIR tyro docstring_parser typeguard
+[ -n "${BASH_VERSION-}" ] || { echo "launch/gpu_hour.sh needs bash. Start it by its name alone, or by bash." >&2 && exit 2; }
 set -euo pipefail
 
 # Folders are where the user stands, not where the code lies.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on this machine: one process for each place of the cube, x*y*z*data in all. See --help.
 # Kept to bash 3.2, which is what macOS has.
+[ -n "${BASH_VERSION-}" ] || { echo "launch/local.sh needs bash. Start it by its name alone, or by bash." >&2 && exit 2; }
 set -euo pipefail
 
 script=launch/local.sh
@@ -38,7 +39,7 @@ parse "$@"
 check_restarts
 processes=$ranks
 read_overrides
-[ "$told_only" = no ] || { processes=1 && restarts=0; }
+[ "$told_only$prepares" = nono ] || { processes=1 && restarts=0; }
 [ "$restarts" -eq 0 ] || resume_after_restarts
 enter_root
 check_gpus "$processes"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on one or several machines by mpirun of Open MPI, MPICH or Intel MPI. See --help.
 # Kept to bash 3.2, which is what macOS has.
+[ -n "${BASH_VERSION-}" ] || { echo "launch/mpirun.sh needs bash. Start it by its name alone, or by bash." >&2 && exit 2; }
 set -euo pipefail
 
 script=launch/mpirun.sh
@@ -66,6 +67,7 @@ read_hosts() {
         [ -z "$hosts" ] || refuse "--hosts and --hostfile exclude each other. Choose one."
         [ -f "$hostfile" ] || refuse "--hostfile '$hostfile' does not exist."
         while IFS= read -r line || [ -n "$line" ]; do
+            line=${line%$'\r'} # of an editor of Windows
             read -r name rest <<<"${line%%#*}" || true
             [ -n "$name" ] || continue
             count=$rest

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the command of each host and start nothing")
     asked, rest = parser.parse_known_args(arguments)
     try:
+        if not asked.grace >= 0:
+            raise ValueError(f"--grace must be at least 0 seconds. Got {asked.grace:g}.")
         hosts, slots = read_hosts(asked.hosts, asked.hostfile)
         commands = remote_commands(hosts, slots, asked.master or hosts[0], asked.ssh, asked.repository, rest)
     except (OSError, ValueError) as problem:
@@ -71,7 +73,12 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
     Raises:
         ValueError: no host, one twice, a line that cannot be read, or different slots.
     """
-    lines = (names or "").split(",") if hostfile is None else hostfile.read_text(encoding="utf-8").splitlines()
+    try:
+        # Editors of Windows begin with a byte order mark.
+        text = "" if hostfile is None else hostfile.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{hostfile} is not UTF-8 at byte {problem.start + 1}. Convert it: iconv -t utf-8.") from None
+    lines = (names or "").split(",") if hostfile is None else text.splitlines()
     hosts: list[str] = []
     slots: dict[str, str | None] = {}
     for number, line in enumerate(lines, start=1):
@@ -79,7 +86,8 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
         if not words and hostfile is not None:
             continue
         count = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) == 2 else None
-        if not words or words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and count is None):
+        wrong = not words or words[0].startswith("-") or not words[0].isprintable()
+        if wrong or len(words) > 2 or (len(words) == 2 and count is None):
             where = "--hosts" if hostfile is None else f"{hostfile}, line {number}"
             raise ValueError(f"{where}: a host is written NAME or NAME slots=N. Got {line!r}.")
         if words[0] in slots:
@@ -98,8 +106,14 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
 def remote_commands(
     hosts: Sequence[str], slots: int | None, master: str, ssh: str, repository: str, rest: Sequence[str]
 ) -> list[list[str]]:
-    """What is run here for each host."""
+    """What is run here for each host. Raises ValueError where that is no command."""
     commands = []
+    try:
+        enter = shlex.split(ssh)
+    except ValueError as problem:
+        raise ValueError(f"--ssh {ssh!r} is no command: {problem}.") from None
+    if not enter:
+        raise ValueError("--ssh is empty. Name what enters a host, such as 'ssh -p 2222', or leave it out.")
     for node, host in enumerate(hosts):
         launcher = ["launch/remote.sh", "launch/torchrun.sh", "--nodes", str(len(hosts)), "--node-rank", str(node)]
         launcher += [
@@ -113,7 +127,7 @@ def remote_commands(
         # The far shell splits the words again.
         # The secret of the job comes first by standard input: nobody sees it in a list of processes.
         far = f"cd {shlex.quote(repository)} && read -r TENSOR3D_SECRET && export TENSOR3D_SECRET && "
-        commands.append([*shlex.split(ssh), host, f"exec sh -c {shlex.quote(f'{far}exec {shlex.join(launcher)}')}"])
+        commands.append([*enter, host, f"exec sh -c {shlex.quote(f'{far}exec {shlex.join(launcher)}')}"])
     return commands
 
 

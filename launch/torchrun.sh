@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on several machines: run once on each, or on all of them by launch/ssh.py or launch/slurm.sbatch. See --help.
 # Kept to bash 3.2, which is what macOS has.
+[ -n "${BASH_VERSION-}" ] || { echo "launch/torchrun.sh needs bash. Start it by its name alone, or by bash." >&2 && exit 2; }
 set -euo pipefail
 
 script=launch/torchrun.sh

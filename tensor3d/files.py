@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # --- Written beside and renamed ---------------------------------------------------------------------------------------
 
@@ -42,6 +42,11 @@ def draft(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as problem:  # such as a folder of that name
+        if problem.filename == str(temporary):  # of which nobody knows
+            problem.filename = str(path)
+            del problem.filename2
+        raise
     finally:
         with suppress(OSError):  # which would hide what has happened; the next run removes it
             temporary.unlink(missing_ok=True)
@@ -132,6 +137,24 @@ def read_file(path: Path) -> bytes:
     """Its content. Errors are those of `open_regular`."""
     with open_regular(path) as file, naming(path):
         return file.read()
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads(..., object_pairs_hook=unique_keys)`.
+
+    Raises:
+        ValueError: a key is there twice; Python takes the last value.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen = set[str]()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {key!r:.60} is there twice in one object")
+    return found
+
+
+WRONG_ENTRIES = (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, ValueError)
+"""What it raises to take entries of a file for what they are not, or are not there."""
 
 
 def what_is_wrong(problem: Exception) -> str:

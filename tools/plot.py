@@ -5,6 +5,7 @@ A RUN is a folder that tools.pretrain has written. The thin line is every logged
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -20,7 +21,7 @@ from models.bert import PRESETS
 from models.folder_kinds import instead, is_gpt_run
 from tensor3d import CubeShape
 from tools.common.cli import run_main
-from tools.common.files import check_output, parsed_json, read_file, what_is_wrong
+from tools.common.files import WRONG_ENTRIES, check_output, parsed_json, read_file, what_is_wrong
 from tools.common.log import take_verbose
 from tools.common.parse import parse_options
 from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
@@ -30,6 +31,8 @@ from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_log = logging.getLogger("tools.plot")
 
 # --- The curves of runs: read off what tools.pretrain has written in their folders ------------------------------------
 
@@ -126,20 +129,29 @@ def read_facts(folder: Path) -> RunFacts:
         )
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder.absolute()} is no run: it has no run.json.{instead(folder)} {remedy}") from None
-    except (ValueError, KeyError, TypeError) as problem:
+    except WRONG_ENTRIES as problem:
         kind = instead(folder) if is_gpt_run(folder) else ""  # not that it is what it should be
         raise ValueError(f"{path} does not describe a run ({what_is_wrong(problem)}).{kind} {remedy}") from None
 
 
 def _from_journal(path: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Points]]:
-    """Every tag that TensorBoard would have, and the points of those wanted."""
+    """Every tag that TensorBoard would have, and the points of those wanted. Lines that are damaged are counted, and
+    told."""
     logged: set[str] = set()
     points: dict[str, Points] = {}
-    for record in read_journal(path):
-        tagged = _tagged(record)
+    damaged = list[None]()
+    for record in read_journal(path, lambda: damaged.append(None)):
+        try:
+            tagged = _tagged(record)
+            values = {tag: float(tagged[tag]) for tag in wanted & tagged.keys()}  # also of "NaN"
+        except WRONG_ENTRIES:
+            damaged.append(None)
+            continue
         logged |= tagged.keys()
-        for tag in wanted & tagged.keys():
-            points.setdefault(tag, {})[record["step"]] = float(tagged[tag])  # also of "NaN"
+        for tag, value in values.items():
+            points.setdefault(tag, {})[record["step"]] = value
+    if damaged:
+        _log.warning("%s: left out, lines that are damaged: %s", path, f"{len(damaged):,}")
     return logged, points
 
 
@@ -239,7 +251,9 @@ def run(command: Command) -> int:
         raise ValueError("name at least one run: a folder that tools.pretrain has written.")
     output = command.output or command.runs[0] / default_name(command.tag)
     if command.output is not None:
-        check_output(output)
+        # Of a folder its pictures alone are drawn anew.
+        inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir()]
+        check_output(output, others=[each for each in inside if each.suffix != ".png"])
     curves = [read_run(folder, command.tag) for folder in command.runs]
     save(draw(curves, command.tag), output)
     for curve in curves:

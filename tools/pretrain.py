@@ -21,6 +21,7 @@ import torch.distributed as dist
 from models.bert.huggingface import GENERATOR, open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
+from tensor3d.checkpoint.directory import without_folder
 from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
@@ -382,7 +383,11 @@ def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path
         if cube.rank == 0:
             _log.warning("tools.pretrain: %s Trying the one before.", problem)
 
-    found = first_intact(run_on_rank0(cube, plan.resume_candidates), resume, damaged)
+    candidates = run_on_rank0(cube, plan.resume_candidates)
+    if candidates and candidates[0] != plan.resume and cube.rank == 0:  # nobody has named this one
+        for strange in without_folder(candidates[0].parent):
+            damaged(f"{strange} has the name of a checkpoint and is no folder.")
+    found = first_intact(candidates, resume, damaged)
     if found is None and (source := plan.start_from) is not None:
         told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
         if cube.rank == 0:
@@ -468,9 +473,10 @@ def conclude(
 ) -> None:
     """What was done, where things are, and what comes next."""
     state, found = trainer.state, checkpoint.latest(folder / "checkpoints")
+    missing = "none could be written" if trainer.recipe.run.checkpoint_every else "none was asked for"
     rows = [
         ("time and samples", f"{state.seconds:,.1f} s of training, {state.samples:,} sequences, {state.step} steps"),
-        ("checkpoint", str(found) if found else "none was asked for"),
+        ("checkpoint", str(found) if found else missing),
         ("TensorBoard", shlex.join(["tensorboard", "--logdir", str(folder / "tensorboard")])),
         ("plot of the loss", shlex.join(["python", "-m", "tools.plot", str(folder)])),
         *(("trace", str(path)) for path in traces),

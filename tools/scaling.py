@@ -25,7 +25,7 @@ from tools.bench.harness.scaling_plots import draw, read_results
 from tools.bench.harness.step_trial import CubeFigures
 from tools.bench.scaling import Point, base_of, compared
 from tools.common.cli import run_main
-from tools.common.files import make_folder, write_file
+from tools.common.files import WRONG_ENTRIES, make_folder, what_is_wrong, write_file
 from tools.common.machine import format_table
 from tools.common.parse import check_home
 from tools.common.plotting import check_drawing, save
@@ -73,6 +73,13 @@ def collect(folder: Path) -> int:
             f"{folder} holds no run. One is a folder in it with strong.json or weak.json, of tools.scaling."
         )
     check_drawing("--collect")
+    for file in files:
+        try:
+            for results in read_results([file]).values():
+                points = [point_of(result) for result in results]
+                _ = [cells(each) for each in compared(points)]
+        except WRONG_ENTRIES as problem:
+            raise ValueError(f"{file} is damaged ({what_is_wrong(problem)}). Measure it again, or remove it.") from None
     pages = []
     for kind, results in read_results(files).items():
         points = sorted((point_of(result) for result in results), key=lambda each: (each.step.ranks, each.step.name))

@@ -144,6 +144,14 @@ def complete(directory: Path) -> list[Path]:
     return [path for _, path in sorted(by_step.items(), key=lambda item: (_serial(item[1]), item[0]))]
 
 
+def without_folder(directory: Path) -> list[Path]:
+    """What has a checkpoint's name and is no folder, such as a link to a disk that is not there: whether it is the
+    newest one nobody can tell."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name) and not path.is_dir())
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises DamagedError, with the file's name, for anything else."""
     try:

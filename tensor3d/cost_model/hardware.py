@@ -14,7 +14,7 @@ from typing import Any
 
 from tensor3d.distributed.comm_stats import Kind
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
-from tensor3d.files import read_file
+from tensor3d.files import WRONG_ENTRIES, read_file, unique_keys
 
 _SLOWEST, _NARROWEST = 60.0, 1e-6  # seconds of latency, bytes/s: beyond that it is a slip of the finger
 
@@ -162,14 +162,14 @@ def read_cluster(path: Path) -> Cluster:
         ValueError: no JSON, a field that is missing or unknown, a number that cannot be; with the file's name.
     """
     try:
-        content = json.loads(read_file(path).decode())
+        content = json.loads(read_file(path).decode(), object_pairs_hook=unique_keys)
         cluster = content.get("cluster", content) if isinstance(content, dict) else content
         known = {field.name for field in dataclasses.fields(Cluster)}
         if not isinstance(cluster, dict) or set(cluster) - known:
             raise ValueError(f"a cluster has the fields {', '.join(sorted(known))}. Got {_told(cluster)}.")
         links = {name: Link(**cluster[name]) for name in ("inside", "across")}
         return Cluster(**{**cluster, **links, "fits": tuple(LinkFit(**fit) for fit in cluster.get("fits", ()))})
-    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+    except (*WRONG_ENTRIES, RecursionError) as problem:
         told = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
         raise ValueError(f"{path} is no cluster: {told}") from None
 

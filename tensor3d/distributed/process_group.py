@@ -81,13 +81,19 @@ def place(environment: Mapping[str, str] | None = None) -> WorkerInfo | None:
         )
     if "MASTER_ADDR" not in variables:
         raise ValueError("MASTER_ADDR is not set: the host name of rank 0 is needed. torchrun sets it.")
+    address, port = variables["MASTER_ADDR"], _number(variables, "MASTER_PORT")
+    # Ranks would look for such a host until their time is up; at port 0 each has another one.
+    if not address or any(mark.isspace() or mark == "/" for mark in address):
+        raise ValueError(f"MASTER_ADDR must be the host name or the address of rank 0. Got {address!r}.")
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"MASTER_PORT must be from 1 to {(1 << 16) - 1}, the same for all ranks. Got {port}.")
     return WorkerInfo(
         rank=rank,
         world=world,
         local_rank=local,
         per_node=per_node,
-        address=variables["MASTER_ADDR"],
-        port=_number(variables, "MASTER_PORT"),
+        address=address,
+        port=port,
         # torchrun's agent may host the store itself; its workers are then all clients.
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
     )

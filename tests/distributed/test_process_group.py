@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import socket
 import threading
 import time
@@ -76,6 +77,21 @@ def test_a_cube_from_the_environment_checks_its_sizes_first(monkeypatch: pytest.
         Cube.from_env(0)
     monkeypatch.delenv("WORLD_SIZE")
     assert Cube.from_env().mesh is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MASTER_PORT", "0", "MASTER_PORT must be from 1 to 65535, the same for all ranks. Got 0"),
+        ("MASTER_PORT", "70000", "Got 70000"),
+        ("MASTER_ADDR", "", "MASTER_ADDR must be the host name or the address of rank 0. Got ''"),
+        ("MASTER_ADDR", "tcp://node0", "Got 'tcp://node0'"),
+        ("MASTER_ADDR", "node0 ", "Got 'node0 '"),
+    ],
+)
+def test_where_nobody_can_meet(name: str, value: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        connect(2, environment=GOOD | {name: value})
 
 
 def test_the_place_of_a_rank() -> None:

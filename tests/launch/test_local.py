@@ -100,6 +100,14 @@ def python_that(checkout: Path, body: str) -> None:
             "--cube 2x2x2 small.toml --dry-run",
             "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --dry-run",
         ),
+        (
+            "--cube 2x2x2 small.toml --dry_run",
+            "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --dry_run",
+        ),
+        (
+            "--cube 2x2x2 small.toml --prepare-only",
+            "python3 -m tools.pretrain small.toml --cube 2x2x2 --data-parallel 1 --prepare-only",
+        ),
         ("small.toml --help", "python3 -m tools.pretrain small.toml --cube 1x1x1 --data-parallel 1 --help"),
     ],
 )
@@ -115,6 +123,20 @@ def test_command(checkout: Path, arguments: str, command: str) -> None:
     for rank, told in enumerate(ranks):
         variables = f"RANK={rank} LOCAL_RANK={rank} WORLD_SIZE={len(ranks)} LOCAL_WORLD_SIZE={len(ranks)} GROUP_RANK=0"
         assert told.startswith(f"cd {checkout} && {variables} MASTER_ADDR=127.0.0.1 MASTER_PORT=? python3 -m tools.pre")
+
+
+def test_numbers_of_another_job_reach_no_process(checkout: Path) -> None:
+    python_that(checkout, 'echo "<${WORLD_SIZE-}${RANK-}${MASTER_PORT-}>"')
+    result = local(checkout, "launch/recipes/small.toml", WORLD_SIZE="4", RANK="9", MASTER_PORT="1")
+    assert (result.returncode, result.stdout) == (0, "<>\n")
+
+
+@pytest.mark.skipif(shutil.which("dash") is None, reason="a shell that is no bash")
+@pytest.mark.parametrize("script", ["corpus.sh", "gpu_hour.sh", "local.sh", "mpirun.sh", "slurm.sbatch", "torchrun.sh"])
+def test_another_shell_is_told_so(script: str) -> None:
+    done = subprocess.run(["dash", SCRIPTS[0].parent / script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"launch/{script} needs bash. Start it by its name alone, or by bash.\n"
 
 
 def test_called_in_the_root_paths_stay_as_they_are(checkout: Path) -> None:

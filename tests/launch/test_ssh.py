@@ -38,7 +38,7 @@ def run(far: Path, body: str, *options: str, hosts: str = "a,b") -> subprocess.C
 
 def test_the_command_of_each_host(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("# ours\na slots=4\n\nuser@b slots=4  # the other\n")
+    hostfile.write_text("\ufeff# ours\r\na slots=4\r\n\nuser@b slots=4  # the other\n")
     command = ssh("--hostfile", hostfile, "--repository", "/far away", "--dry-run", "--cube", "2x2x2", "r.toml")
     first, second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert first.startswith("ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30 a ")
@@ -132,14 +132,31 @@ def test_nothing_stays_behind_a_command_that_ends_by_itself(tmp_path: Path) -> N
         ("a slots=four\n", "line 1: a host is written NAME or NAME slots=N. Got 'a slots=four'"),
         ("a 4 5\n", "Got 'a 4 5'"),
         ("-oProxyCommand=x\n", "Got '-oProxyCommand=x'"),
+        ("a\nb\0c\n", r"line 2: a host is written NAME or NAME slots=N\. Got 'b\\x00c'"),
+        ("a\nn\udcf6de\n", r"hosts is not UTF-8 at byte 4\. Convert it"),
     ],
 )
 def test_bad_hostfiles(tmp_path: Path, content: str, message: str) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text(content)
+    hostfile.write_text(content, errors="surrogateescape")
     done = subprocess.run(ssh("--hostfile", hostfile, "r.toml"), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert re.search(message, done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ssh", ""), "--ssh is empty. Name what enters a host"),
+        (("--ssh", "ssh -i 'key"), "is no command: No closing quotation"),
+        (("--grace", "nan"), "--grace must be at least 0 seconds. Got nan"),
+    ],
+)
+def test_bad_options(options: tuple[str, ...], message: str) -> None:
+    done = subprocess.run(ssh("--hosts", "a,b", *options, "r.toml"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -95,6 +95,34 @@ def test_what_no_output_can_be_is_one_sentence(
     assert line.isprintable()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict classify {folder} --file {file} --output {file}",
+        "predict embed {folder} --top 1 --against {file} --output {file} text",
+        "plot {folder} --output {file}",
+        "report {folder} --output {file}",
+        "report {file} --output {file}",
+        "packing plan --histogram {file} --output {file}",
+        "packing report --histogram {file} --plot {file}",
+        "squad random {file} --output {file}",
+        "squad windows {file} --vocab {folder} --histogram {file}",
+        "plan --cluster {file} --html {file}",
+        "plan --output {new} --html {new}",
+        "bench precision launch/recipes/quickstart.toml --output {new} --plot {new}",
+    ],
+)
+def test_no_input_is_written_over(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("{}\n")
+    module, *words = command.format(folder=tmp_path, file=file, new=tmp_path / "new").split()
+    name = f"tools.{module}" if module == "plot" else f"tools.{module}.__main__"
+    assert import_module(name).main(words) == 2
+    assert "is another file of this command, too, and would be lost. Name a new one" in capsys.readouterr().err
+    assert file.read_text() == "{}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 # --- what a start reads, and what it writes into ---------------------------------------------------------------------
 
 READ = ("recipe", "journal", "corpus", "checkpoint")

@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
 from tools import plot, pretrain
+from tools.common.log import start_logging
 from tools.common.plotting import running_mean, window_of
 from tools.plot import MASKED_LM, axis_label, draw, labels, main, read_run, title
 from tools.training.metrics import JOURNAL
@@ -220,6 +221,22 @@ def test_a_number_that_never_was_finite_is_told(tmp_path: Path, capsys: pytest.C
     assert main([str(folder)]) == 2
     assert "has no finite number of 'loss/masked_lm': all 2 of it are NaN or infinite." in capsys.readouterr().err
     assert not list(folder.glob("*.png"))
+
+
+def test_damaged_lines_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()
+    odd: list[dict[str, object]] = [
+        {"kind": "step", "step": 10**30, "masked_lm_loss": 1.0},
+        {"kind": "step", "step": True, "masked_lm_loss": 1.0},
+        {"kind": "step", "step": 2, "masked_lm_loss": "four"},
+        {"kind": "step", "step": 3, "masked_lm_loss": [1.0]},
+        {"kind": "step", "step": 4, "masked_lm_loss": 10**400},
+        {"kind": "memory", "step": 4},
+        {"kind": "memory", "step": 4, "peak_bytes": "10"},
+    ]
+    folder = write_journal(tmp_path / "run", {"kind": "step", "step": 1, "masked_lm_loss": 5.0}, *odd)
+    assert read_run(folder, MASKED_LM).values.tolist() == [5.0]
+    assert f"metrics.jsonl: left out, lines that are damaged: {len(odd)}" in capsys.readouterr().err
 
 
 def test_an_empty_journal_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,7 @@ def test_accumulation_gives_the_same_losses(recipe: Path, tmp_path: Path) -> Non
     ("more", "message"),
     [
         (["--cube", "2x2"], "a cube is written XxYxZ"),
+        (["--dry-run", "--prepare-only"], "--dry-run stops before the corpus that --prepare-only prepares"),
         (["--cube", "1x2x1"], "2 processes are needed, and WORLD_SIZE is not set"),
         (["--cube", "1x3x1"], "heads must divide by y=3. Got 4."),
         (["--cube", "1x1x3"], "hidden must divide by z=3. Got 32."),

@@ -358,6 +358,9 @@ def test_when_a_run_has_ended(tmp_path: Path) -> None:
         ("{folder}/other.json", "other.json is of another kind. Name a folder"),
         ("{folder}/list.json", "list.json holds no JSON object"),
         ("{folder}/plan.json", "plan.json is damaged (it has no 'cluster')"),
+        ("{folder}/bare", "run.json does not describe a run (an entry is of another kind"),
+        ("{folder}/seeds", "results.json is damaged (it has no 'mean')"),
+        ("{folder}/sweep", "sweep is damaged (it has no 'results')"),
     ],
 )
 def test_bad_calls_are_refused_in_one_line(
@@ -365,6 +368,11 @@ def test_bad_calls_are_refused_in_one_line(
 ) -> None:
     write(tmp_path / "run", step_line(1))
     (write(tmp_path / "damaged") / "run.json").write_text("{}")
+    facts = json.loads((write(tmp_path / "bare") / "run.json").read_text())
+    (tmp_path / "bare" / "run.json").write_text(json.dumps(facts | {"environment": None}))
+    for name in ("seeds/results", "seeds/finetune", "sweep/a/strong"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.json").write_text("{}")
     for name, content in (("other", "{}"), ("list", "[]"), ("plan", '{"search": {}}')):
         (tmp_path / f"{name}.json").write_text(content)
     assert main(call.format(folder=tmp_path).split()) == 2
@@ -373,6 +381,12 @@ def test_bad_calls_are_refused_in_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_lines_of_checkpoints_without_numbers_and_huge_ones_are_shown(tmp_path: Path) -> None:
+    saved = {"kind": "checkpoint", "step": 1, "path": "run/step-1", "bytes": None, "seconds": [1]}
+    run = write(tmp_path / "run", step_line(1, loss=10**400), step_line(2), saved)
+    assert "saved run/step-1" in " ".join(Elements(made(tmp_path, run)).words)
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

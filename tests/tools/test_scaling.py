@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -50,6 +51,30 @@ def test_runs_are_collected_in_one_table_and_picture(tmp_path: Path, capsys: pyt
     assert page.startswith("## strong scaling, efficiency to 1x1x1\n")
     assert page.count("\n| 1x") == 3
     assert (tmp_path / "strong.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("ranks", "2", "a file that tools.bench strong or weak has written by --output is needed"),
+        ("seconds_median", -1, "a file that tools.bench strong or weak has written by --output is needed"),
+        ("kinds", None, "a file that tools.bench strong or weak has written by --output is needed"),
+        ("cube", 5, "a file that tools.bench strong or weak has written by --output is needed"),
+        ("first_loss", "low", "strong.json is damaged ("),
+    ],
+)
+def test_a_damaged_run_is_named(
+    entry: str, value: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, point(CubeShape(), 4.0))
+    (file,) = tmp_path.glob("*/strong.json")
+    content = json.loads(file.read_text())
+    content["results"][0][entry] = value
+    file.write_text(json.dumps(content))
+    assert main(["--collect", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert str(file) in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tensor3d.files import (  # noqa: F401 - whoever works with files finds all about them here
+    WRONG_ENTRIES,
     append,
     beside,
     check_folder,
@@ -34,6 +35,7 @@ from tensor3d.files import (  # noqa: F401 - whoever works with files finds all 
     read_file,
     remove,
     sweep_drafts,
+    unique_keys,
     what_is_wrong,
 )
 
@@ -45,8 +47,11 @@ _log = logging.getLogger(__name__)
 # --- JSON that somebody else has written ------------------------------------------------------------------------------
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parsed_json(text: str | bytes, *, unique: bool = False) -> Any:
     """The value of a text, or of its bytes in UTF-8.
+
+    Args:
+        unique: refuse a key that an object has twice, as of data that somebody has written by hand or glued together.
 
     Raises:
         ValueError: no UTF-8, no JSON, or deeper than Python reads; the message tells which, to be put behind a name.
@@ -54,7 +59,7 @@ def parsed_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except RecursionError:
         raise ValueError("its lists or objects are too deep in one another") from None
 
@@ -93,12 +98,21 @@ def write_file(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def check_output(path: Path | None, option: str = "--output") -> None:
+def check_output(path: Path | None, option: str = "--output", *, others: Iterable[Path | None] = ()) -> None:
     """Raises ValueError where no file can be written: better before the work than after. Drafts of it that a killed
-    process has left are removed."""
+    process has left are removed.
+
+    Args:
+        others: what the command reads, or writes to as well: none of these is written over.
+    """
     if path is None:
         return
     nearest(path)
+    for other in others:
+        if other is not None and (other == path or (path.is_file() and other.is_file() and path.samefile(other))):
+            raise ValueError(
+                f"{option} is {path}, which is another file of this command, too, and would be lost. Name a new one."
+            )
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
     check_replaceable(path, option)

@@ -214,7 +214,7 @@ class DoctorCommand:
         if not (math.isfinite(self.wait) and self.wait > 0):
             raise ValueError(f"--wait must be a number of seconds above 0. Got {self.wait}.")
         if place.rank == 0:  # which alone writes it
-            check_output(self.output)
+            check_output(self.output, others=[self.recipe])
         copies = self.data_parallel
         if copies is None:
             copies = place.world if self.cube is None else 1

@@ -206,8 +206,8 @@ def _objects(path: Path, columns: Sequence[Column], optional: Sequence[Column]) 
     for number, (place, line) in enumerate(_without_end(lines, "")):
         where = f"{path} line {place}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as problem:
+            row = parsed_json(line, unique=True)
+        except ValueError as problem:
             raise ValueError(f"{where}: it is not valid JSON: {problem}. Write one object a line.") from None
         if not isinstance(row, dict):
             raise ValueError(f"{where}: it must be a JSON object. Got {line[:60]!r}.")

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -30,7 +30,7 @@ from models.bert.huggingface import HEADS, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
-from tensor3d.files import make_folder, read_file, remove
+from tensor3d.files import WRONG_ENTRIES, make_folder, read_file, remove, what_is_wrong
 from tools.common.cli import run_folder
 from tools.common.files import parsed_json, write_file
 from tools.common.log import progress
@@ -275,7 +275,7 @@ def _seed_result(
 ) -> dict[str, Any]:
     """Args: settings: as SETTINGS has them."""
     recipe, folder = command.settings, command.folder / f"seed-{seed}"
-    done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder / RESULT))
+    done: dict[str, Any] | None = run_on_rank0(cube, lambda: _read_result(folder, seed, task.best))
     if done is not None:
         if cube.rank == 0:
             _log.info("seed %d is done already: %s", seed, folder)
@@ -330,10 +330,25 @@ def _together(results: list[dict[str, Any]], best: str) -> dict[str, Any]:
     }
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
-    """Of a seed that is done. One that is damaged counts as not done."""
+def _read_result(folder: Path, seed: int, best: str) -> dict[str, Any] | None:
+    """Of a seed that is done. One that is damaged, of another seed or without its weights counts as not done, and is
+    told: it is trained again.
+
+    Args:
+        best: the metric by which seeds are compared.
+    """
     try:
-        result: dict[str, Any] = parsed_json(read_file(path))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        result: Any = parsed_json(read_file(folder / RESULT))
+        if result["seed"] != seed:
+            raise ValueError(f"it is that of seed {result['seed']!r}")
+        numbers = [result["metrics"][best], *result["metrics"].values(), result["best_step"]]
+        if not all(type(value) in (int, float) for value in [*numbers, result["texts_per_second"]]):
+            raise ValueError("a number is of another kind")
+        if checkpoint.latest(folder / CHECKPOINTS) is None:
+            raise ValueError("the weights are gone")
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return result
+    except WRONG_ENTRIES as problem:
+        _log.warning("seed %d: %s is damaged (%s): it is trained again", seed, folder / RESULT, what_is_wrong(problem))
+        return None
+    return cast("dict[str, Any]", result)

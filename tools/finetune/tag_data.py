@@ -251,7 +251,7 @@ def _of_lines(path: Path) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield where, parsed_json(line)
+            yield where, parsed_json(line, unique=True)
         except ValueError as problem:
             raise ValueError(f"{where}: it is not valid JSON: {problem}. Write one object a line.") from None
 

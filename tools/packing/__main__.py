@@ -45,7 +45,7 @@ class PlanCommand(HistogramSource):
     def run(self) -> int:
         if self.method not in PLANNERS:
             raise ValueError(f"--method must be one of {', '.join(PLANNERS)}. Got {self.method}.")
-        check_output(self.output)
+        check_output(self.output, others=[self.histogram])
         counts, capacity = self.lengths()
         share = MaskingRules(share=self.masked_share).most
         costs = None if self.masked_per_pack is None else masked_counts(np.arange(max(capacity, 0) + 1), share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import ShardedPairs
-from tools.common.files import read_file
+from tools.common.files import parsed_json, read_file
 from tools.corpus.quick.corpus_info import load_corpus
 
 REMEDY = (
@@ -80,6 +79,8 @@ def read_histogram(path: Path) -> NDArray[np.int64]:
             )
         if count < 0:
             raise ValueError(f"{path}: counts must be at least 0. Got {count} for length {length}.")
+    if (tokens := sum(length * count for length, count in enumerate(counts))) > _LARGEST:
+        raise ValueError(f"{path} counts {tokens:,} tokens, and at most {_LARGEST:,} can be counted. Lower the counts.")
     histogram = np.array(counts, dtype=np.int64)
     if not histogram.any():
         raise ValueError(f"{path} counts no sequence at all; there is nothing to pack. {REMEDY}")
@@ -93,12 +94,12 @@ def read_histogram(path: Path) -> NDArray[np.int64]:
 
 def _counts_of(path: Path) -> list[Any]:
     try:
-        content = json.loads(read_file(path).decode())
+        content = parsed_json(read_file(path), unique=True)
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"there is no histogram file {path.absolute()}. {REMEDY}") from None
     except OSError as problem:
         raise ValueError(f"{path} cannot be read: {problem.strerror}. {REMEDY}") from None
-    except (ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise ValueError(f"{path} is no JSON: {problem}. {REMEDY}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} where an object is needed. {REMEDY}")

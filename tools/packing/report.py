@@ -146,7 +146,7 @@ class ReportCommand(HistogramSource):
 
     def run(self) -> int:
         planners = planners_of(self.method)
-        check_output(self.plot, "--plot")
+        check_output(self.plot, "--plot", others=[self.histogram])
         counts, capacity = self.lengths()
         depths = DEPTHS if self.max_sequences is None else (self.max_sequences,)
         rows = measure(counts, capacity, planners, depths, skip_refusals=self.method == ALL)

@@ -168,9 +168,10 @@ class PlanCommand:
             raise ValueError(
                 "--check compares times of one machine. Name its --cluster, which bench collectives writes."
             )
-        check_output(self.output)
-        check_output(self.plot, "--plot")
-        check_output(self.html, "--html")
+        read = [*self.check, *([] if self.cluster is None else [Path(self.cluster)])]
+        check_output(self.output, others=read)
+        check_output(self.plot, "--plot", others=[*read, self.output])
+        check_output(self.html, "--html", others=[*read, self.output, self.plot])
         if self.html is not None:
             check_library("--html")
 

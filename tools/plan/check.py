@@ -23,7 +23,7 @@ from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.cost_model.step_time import Overlap, step_time
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.layers.attention import Recompute
-from tools.common.files import parsed_json, read_file, what_is_wrong
+from tools.common.files import WRONG_ENTRIES, parsed_json, read_file, what_is_wrong
 from tools.common.machine import format_table
 from tools.training.config import PrecisionConfig, SpeedConfig, TrainConfig, from_table
 from tools.training.dry_step import counted_memory, counted_step
@@ -75,12 +75,12 @@ def check(path: Path, cluster: Cluster) -> Check:
             does not have the ranks for.
     """
     try:
-        content: dict[str, Any] = parsed_json(read_file(path))
+        content: dict[str, Any] = parsed_json(read_file(path), unique=True)
         recipe, results = from_table(TrainConfig, content["recipe"]), content["results"]
         measured = [
             (CubeShape.parse(each["cube"], each["data_parallel"]), float(each["seconds_median"])) for each in results
         ]
-    except (KeyError, TypeError, ValueError) as problem:
+    except WRONG_ENTRIES as problem:
         raise ValueError(
             f"{path} is no file that `bench step --output` has written: {what_is_wrong(problem)}."
         ) from None

@@ -109,8 +109,13 @@ class PredictCommand(CubeCommand):
         if not self.wait >= 0:
             raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
         if not is_launched():  # else it is the first rank's alone
-            check_output(self.output)
+            self._check_output()
         check_folder(self.model, self.task, self.shape, max_length=self.max_length)
+
+    def _check_output(self) -> None:
+        """Raises ValueError where the results cannot be written, or would take the place of what is read."""
+        others = [value for name, value in vars(self).items() if name != "output" and isinstance(value, Path)]
+        check_output(self.output, others=others)
 
     def _check_kind(self) -> None:
         """Raises ValueError for a file whose lines are neither texts nor JSON, by its suffix, or end with CR alone."""
@@ -140,7 +145,7 @@ class PredictCommand(CubeCommand):
     def run(self) -> int:
         """Computes on every rank; the first one reads and writes. The exit status."""
         with cube_of(self.shape) as cube, ExitStack() as files:
-            run_on_rank0(cube, lambda: check_output(self.output))  # better now than after the work
+            run_on_rank0(cube, lambda: self._check_output())  # better now than after the work
             predictor = load(
                 self.model,
                 self.task,

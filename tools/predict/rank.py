@@ -141,13 +141,17 @@ def read_collection(path: Path) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path} line {number}"
         try:
-            row = parsed_json(line)
+            row = parsed_json(line, unique=True)
         except ValueError as problem:
             raise ValueError(f"{where}: it is not valid JSON: {problem}. Write one object a line.") from None
         name = row.get("_id", row.get("id")) if isinstance(row, dict) else None
-        if not isinstance(name, str | int) or not is_unicode(row.get("text")):
+        # A bool is an int to Python, not to us.
+        if not isinstance(name, str | int) or isinstance(name, bool) or not is_unicode(row.get("text")):
             raise ValueError(f'{where}: an object with "_id" and "text" is needed. Got {line[:60]!r}.')
+        title = row.get("title") or ""
+        if not is_unicode(title):
+            raise ValueError(f'{where}: "title" must be a text. Got {title!r:.60}.')
         if str(name) in found:
             raise ValueError(f"{where}: the id {name!r} is there already. Each text needs its own.")
-        found[str(name)] = " ".join(part for part in (row.get("title"), row["text"]) if part)
+        found[str(name)] = " ".join(part for part in (title, row["text"]) if part)
     return found

@@ -83,10 +83,10 @@ def _read(path: Path) -> tuple[Path, NDArray[np.float32], Ids]:
         raise ValueError(f"{path} does not say by its suffix what it is: {', '.join(SUFFIXES)}.")
     try:
         vectors, ids = readers[path.suffix](path)
-    except (OSError, TypeError, KeyError, AttributeError, ValueError, EOFError) as problem:
+    except (OSError, TypeError, KeyError, AttributeError, ValueError, OverflowError, EOFError) as problem:
         told = f"no {problem}" if isinstance(problem, KeyError) else str(problem).partition("\n")[0]
         raise ValueError(f"{path} has no vectors that can be read: {told}. Write it again.") from None
-    if vectors.ndim != 2 or not len(vectors) or vectors.dtype != np.float32:
+    if vectors.ndim != 2 or not vectors.size or vectors.dtype != np.float32:
         raise ValueError(
             f"{path} must have vectors of numbers, (texts, size) in float32. Got shape {vectors.shape} and "
             f"{vectors.dtype}."
@@ -95,7 +95,10 @@ def _read(path: Path) -> tuple[Path, NDArray[np.float32], Ids]:
 
 
 def _array(path: Path) -> tuple[Any, Ids]:
-    return np.load(path, mmap_mode="r", allow_pickle=False), None
+    found = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not isinstance(found, np.ndarray):
+        raise ValueError("it is an archive of arrays (.npz)")
+    return found, None
 
 
 def _parquet(path: Path) -> tuple[Any, Ids]:
@@ -105,14 +108,18 @@ def _parquet(path: Path) -> tuple[Any, Ids]:
 
 def _lines(path: Path) -> tuple[Any, Ids]:
     with path.open("rb") as file:
-        rows = [parsed_json(line) for line in file if line.strip()]
+        rows = [parsed_json(line, unique=True) for line in file if line.strip()]
     return _stacked([row.get("vector") if "error" in row else row["vector"] for row in rows]), [
         row.get("id") for row in rows
     ]
 
 
 def _stacked(rows: Sequence[Sequence[float] | None]) -> NDArray[np.float32]:
-    """A text that was skipped has no vector, and is nan."""
+    """A text that was skipped has no vector, and is nan. Raises ValueError for texts and truth values, of which NumPy
+    would make numbers."""
+    for number, row in enumerate(rows, start=1):
+        if row is not None and not set(map(type, row)) <= {int, float}:
+            raise ValueError(f"vector {number} is not of numbers alone, {row!r:.60}")
     size = next((len(row) for row in rows if row is not None), 0)
     return np.array([[np.nan] * size if row is None else row for row in rows], dtype=np.float32)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from tools.common.cli import run_main
-from tools.common.files import LOCK, SILENCE, check_output, write_file
+from tools.common.files import LOCK, SILENCE, WRONG_ENTRIES, check_output, what_is_wrong, write_file
 from tools.common.log import take_verbose
 from tools.common.parse import parse_options
 from tools.common.plotting import COLOURS
@@ -21,7 +22,7 @@ from tools.common.units import in_bytes
 from tools.report.file_sections import file_sections, scaling_section, seeds_section
 from tools.report.page import Page, Section, check_library, render
 from tools.report.run_sections import run_sections
-from tools.report.runs import RESULTS, Run, named_apart, read_json, read_runs
+from tools.report.runs import REMEDY, RESULTS, Run, named_apart, read_json, read_runs
 from tools.training.metrics import JOURNAL
 
 _LEAST = 1.0  # seconds between two pages
@@ -56,7 +57,9 @@ def run(command: Command, sleep: Callable[[float], None] = time.sleep) -> int:
         raise ValueError(f"--refresh must be at least {_LEAST:g} seconds. Got {command.refresh:g}.")
     first = command.runs[0]
     output = command.output or (first / "report.html" if first.is_dir() else first.with_suffix(".html"))
-    check_output(output)
+    # Of a folder its pages alone are written anew.
+    inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir() if each.suffix != ".html"]
+    check_output(output, others=[*command.runs, *inside])
     check_library("tools.report")
     before, quiet = _pulse(()), 0.0
     while True:
@@ -93,11 +96,14 @@ def page_of(paths: Sequence[Path]) -> tuple[Page, bool]:
         if path.is_file():
             more += file_sections(path)
         elif scalings:
-            more += _scaling(scalings)
+            with _naming(path):
+                more += _scaling(scalings)
         else:
             runs += read_runs(path)
             if (path / RESULTS).is_file():
-                more.append(seeds_section(f"Seeds of {path.resolve().name}", read_json(path / RESULTS)))
+                results = read_json(path / RESULTS)
+                with _naming(path / RESULTS):
+                    more.append(seeds_section(f"Seeds of {path.resolve().name}", results))
     named = dict(zip(named_apart(runs), runs, strict=True))
     title = ", ".join([*named, *(path.name for path in paths if path.is_file())][:6]) or paths[0].resolve().name
     written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -109,6 +115,15 @@ def page_of(paths: Sequence[Path]) -> tuple[Page, bool]:
         legend=colours if len(colours) > 1 else [],
     )
     return page, all(run.ended for run in runs)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Inside the block entries of a file, or of files in a folder, are read."""
+    try:
+        yield
+    except WRONG_ENTRIES as problem:
+        raise ValueError(f"{path} is damaged ({what_is_wrong(problem)}). {REMEDY}") from None
 
 
 def _scaling(files: Sequence[Path]) -> list[Section]:

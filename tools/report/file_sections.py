@@ -8,7 +8,7 @@ from typing import Any
 
 from tensor3d import CubeShape
 from tensor3d.cost_model.step_cost import StepOptions
-from tensor3d.files import what_is_wrong
+from tensor3d.files import WRONG_ENTRIES, what_is_wrong
 from tools.common.units import in_bytes, in_time, number_of
 from tools.report.charts import Columns, scatter
 from tools.report.page import Cell, Section, Table
@@ -27,7 +27,7 @@ def file_sections(path: Path) -> list[Section]:
             return plan_sections(content)
         if content.get("benchmark") in ("strong", "weak"):
             return [scaling_section(content["benchmark"], content["results"])]
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+    except WRONG_ENTRIES as problem:
         raise ValueError(f"{path} is damaged ({what_is_wrong(problem)}). {REMEDY}") from None
     raise ValueError(f"{path} is of another kind. {REMEDY}")
 

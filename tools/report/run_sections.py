@@ -275,7 +275,10 @@ def _what(line: Record) -> str:
     if line["kind"] == "checkpoint":
         if line.get("path") is None:
             return f"NO CHECKPOINT: {line.get('error')}"
-        told = f"saved {line['path']}: {in_bytes(line['bytes'])} in {in_time(line['seconds'])}"
+        size, seconds = number(line.get("bytes")), number(line.get("seconds"))
+        told = f"saved {line['path']}"
+        if size is not None and seconds is not None:
+            told += f": {in_bytes(size)} in {in_time(seconds)}"
         return told if line.get("error") is None else f"{told}; {line['error']}"
     if line.get("event") == "remark":
         return str(line.get("text"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from models.folder_kinds import instead
 from tensor3d import CubeShape
-from tensor3d.files import read_file, what_is_wrong
+from tensor3d.files import WRONG_ENTRIES, read_file, what_is_wrong
 from tools.common.files import LOCK, parsed_json
 from tools.training.metrics import JOURNAL, read_journal
 
@@ -83,7 +83,7 @@ def number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -155,7 +155,7 @@ def _described(folder: Path) -> Run:
             result={},
             **_journal(folder),
         )
-    except (KeyError, TypeError, ValueError) as problem:
+    except WRONG_ENTRIES as problem:
         raise ValueError(f"{folder / FACTS} does not describe a run ({what_is_wrong(problem)}). {REMEDY}") from None
 
 

@@ -81,7 +81,7 @@ class WindowsCommand:
 
     def run(self) -> int:
         settings = AnswerSettings(max_length=self.max_length, stride=self.stride, question_length=self.question_length)
-        check_output(self.histogram, "--histogram")
+        check_output(self.histogram, "--histogram", others=[self.file, self.vocab, self.compare])
         tokenizer = _tokenizer(self.vocab, cased=self.cased, strip_accents=self.strip_accents)
         found = read_questions(self.file, bad=self.bad, answers=False)
         windows = make_windows(
@@ -158,7 +158,7 @@ class RandomCommand:
             raise ValueError(
                 f"--answer-length must be at least 1 and --seed at least 0. Got {self.answer_length} and {self.seed}."
             )
-        check_output(self.output)
+        check_output(self.output, others=[self.file])
         found = read_references(self.file)
         spans = random_spans(found.questions, longest=self.answer_length, seed=self.seed)
         if self.output is not None:

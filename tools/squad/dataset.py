@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,7 +240,7 @@ class _References(_Reading):
 
 def _parsed(path: Path) -> Any:
     try:
-        return parsed_json(read_file(path))
+        return parsed_json(read_file(path), unique=True)
     except FileNotFoundError:
         raise ValueError(f"{path.absolute()} does not exist. Give a file of SQuAD v1.1 or v2.0.") from None
     except ValueError as problem:
@@ -307,12 +308,16 @@ def read_odds(path: Path, questions: Sequence[Question]) -> NDArray[np.float64]:
     missing = next((question.id for question in questions if question.id not in table), None)
     if missing is not None:
         raise ValueError(f"{path} has no odds of question {missing!r}. Each question needs them.")
+    for question in questions:
+        # A comparison with NaN is false, whichever way.
+        if not abs(odds := table[question.id]) <= sys.float_info.max:
+            raise ValueError(f"{path}: the odds of question {question.id!r} must be a finite number. Got {odds!r:.60}.")
     return np.array([table[question.id] for question in questions], dtype=np.float64)
 
 
 def _table(path: Path, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:
     try:
-        table = parsed_json(read_file(path))
+        table = parsed_json(read_file(path), unique=True)
     except FileNotFoundError:
         raise ValueError(f"{path.absolute()} does not exist.") from None
     except ValueError as problem:
@@ -320,6 +325,6 @@ def _table(path: Path, kind: type | tuple[type, ...], what: str) -> dict[str, An
     if not isinstance(table, dict):
         raise ValueError(f"{path} must hold one object: ids of questions with {what}. Got {table!r:.60}.")
     for number, value in table.items():
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind is str and not is_unicode(value)):
             raise ValueError(f"{path}: question {number!r} must have {what}. Got {value!r:.60}.")
     return table

@@ -128,6 +128,8 @@ def resolve(command: Command) -> RunPlan:
         raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
     if command.profile is None and command.profile_ranks != Command.profile_ranks:
         raise ValueError("--profile-ranks are those of a trace. Add --profile with its steps, or drop them.")
+    if command.dry_run and command.prepare_only:
+        raise ValueError("--dry-run stops before the corpus that --prepare-only prepares. Drop one of them.")
     return RunPlan(
         recipe_file=command.recipe,
         recipe=command.settings,

@@ -543,6 +543,15 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
 
+MOST_OF_PACK = {"max_sequences": DataConfig.max_sequences, "masked_per_pack": 0}
+"""Keys of the section `data` that are at most the tokens of a pack, or this."""
+
+
+def most_of_pack(name: str, capacity: int) -> int:
+    """The largest value of one of these keys."""
+    return max(capacity, MOST_OF_PACK[name])
+
+
 def _check_data(data: DataConfig, model: ModelConfig) -> None:
     if data.max_length > data.capacity:
         raise ValueError(
@@ -550,12 +559,13 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
             "Raise the capacity or lower max_length."
         )
     # Each has slots in every pack: of a number that no pack can hold they took all memory there was, without a word.
-    for name, least in (("max_sequences", DataConfig.max_sequences), ("masked_per_pack", 0)):
+    for name in MOST_OF_PACK:
         count = getattr(data, name)
-        if count is not None and count > max(data.capacity, least):
+        if count is not None and count > most_of_pack(name, data.capacity):
             raise ValueError(
                 f"data.{name}={count} is more than the data.capacity={data.capacity} tokens that a pack can hold. "
-                "Lower it."
+                f"Lower it to {most_of_pack(name, data.capacity)}, with which packs are the same, also of a run that "
+                "goes on."
             )
     if model.positions is not None and model.positions < data.max_length:
         lack = "has no rows for" if model.encoder == "classic" else "is less than"

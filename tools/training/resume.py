@@ -20,7 +20,7 @@ from tools.corpus.tokenizers.huggingface import FoundTokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
 from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.corpus.training_corpus import TrainingCorpus
-from tools.training.config import TrainConfig, from_table
+from tools.training.config import MOST_OF_PACK, DataConfig, ModelConfig, TrainConfig, from_table, most_of_pack
 
 # What may differ when a run goes on: where things lie, how long it takes, and what changes no result.
 _FREE_DATA = ("source", "plans")
@@ -90,7 +90,7 @@ def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: Training
         for name in names:
             # A key that is younger than the checkpoint had the default's effect.
             old, new = before.get(section, {}).get(name, default[section][name]), now[section][name]
-            if old != new:
+            if _as_held(old, before, name) != _as_held(new, now, name):
                 raise ValueError(
                     f"the checkpoint was trained with {section}.{name} = {old!r}, the recipe says {new!r}. Resume with "
                     "the same, or start a run of its own."
@@ -144,7 +144,7 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             "its moments, which are taken over, are of other heads. Start with the same, or write its weights with "
             "python -m tools.convert to-hf and start with that folder."
         )
-    generators = [_resolved(each).generator for each in (progress.get("recipe", {}), recipe.to_dict())]
+    generators = [_resolved(each)[1] for each in (progress.get("recipe", {}), recipe.to_dict())]
     if generators[0] != generators[1] and None not in generators:
         told = [f"hidden {each.hidden}, {each.heads} heads" for each in generators if each is not None]
         raise ValueError(
@@ -183,17 +183,29 @@ def _evaluation_due(progress: dict[str, Any]) -> bool:
     return bool(progress.get("standing", {}).get("evaluation_due", False))
 
 
-def _resolved(recipe: dict[str, Any]) -> TrainConfig:
+def _as_held(count: Any, recipe: dict[str, Any], name: str) -> Any:
+    """A value; of a limit for a pack, what there can be of it at most. Runs of before could ask for more, which recipes
+    may not any more, and whose packs are the same."""
+    capacity = recipe.get("data", {}).get("capacity", DataConfig.capacity)
+    limited = name in MOST_OF_PACK and type(count) is int and type(capacity) is int
+    return min(count, most_of_pack(name, capacity)) if limited else count
+
+
+def _resolved(recipe: dict[str, Any]) -> tuple[BertConfig, BertConfig | None]:
+    """The sizes of a recipe's model, and of its generator, if it has one. The rest of it is not looked at: a checkpoint
+    may have numbers that recipes could have when it was written."""
     try:
-        return from_table(TrainConfig, recipe)
+        model = from_table(ModelConfig, recipe.get("model", {}), "model")
+        data = from_table(DataConfig, recipe.get("data", {}), "data")
+        config, settings = model.config(data), model.replaced_tokens(data)
+        return config, None if settings is None else settings.generator(config)
     except ValueError as problem:
         raise ValueError(f"the checkpoint's own recipe cannot be read: {problem}") from None
 
 
 def _sizes(recipe: dict[str, Any]) -> dict[str, Any]:
     """The sizes that a recipe comes to, presets resolved."""
-    resolved = _resolved(recipe)
-    config = resolved.model.config(resolved.data)
+    config, _ = _resolved(recipe)
     sizes: dict[str, Any] = {name: getattr(config, name) for name in (*_SIZES, "positions")}
     return sizes | {"inner": config.inner_size, "vocab_size": config.vocab}
 

@@ -15,7 +15,7 @@ import torch
 from models.bert.cost_model.memory import Device
 from models.folder_kinds import check_no_model, instead, is_gpt_run
 from tensor3d import CubeShape, checkpoint
-from tensor3d.checkpoint.directory import PROGRESS
+from tensor3d.checkpoint.directory import PROGRESS, without_folder
 from tensor3d.data import ExchangeOptions
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.shard_exchange import check_within, shards_of
@@ -136,10 +136,20 @@ class RunPlan:
     # --- folders as they are now ----------------------------------------------------------------------------------
 
     def resume_candidates(self) -> list[Path]:
-        """The checkpoints that the run may go on from, the first choice first; none where it begins."""
+        """The checkpoints that the run may go on from, the first choice first; none where it begins.
+
+        Raises:
+            ValueError: it would begin where there is something of a checkpoint's name.
+        """
         if self.resume == AUTO:
             assert self.output is not None, "checked before"
-            return checkpoint.complete(self.output / "checkpoints")[::-1]
+            found = checkpoint.complete(self.output / "checkpoints")[::-1]
+            if not found and (strange := without_folder(self.output / "checkpoints")):
+                raise ValueError(
+                    f"{strange[-1]} has the name of a checkpoint and is no folder: {_kind(strange[-1])}. The run would "
+                    "begin anew. Bring the checkpoint back, or remove that."
+                )
+            return found
         return [] if self.resume is None else [latest_checkpoint(Path(self.resume))]
 
     def run_folders(self) -> Iterator[Path]:
@@ -192,6 +202,10 @@ def _check_own(found: Path) -> None:
         raise ValueError(
             f"{found} is no checkpoint of tools.pretrain, which alone can be resumed here.{instead(found)}"
         )
+
+
+def _kind(path: Path) -> str:
+    return f"it is a link to {os.readlink(path)}, which is not there" if path.is_symlink() else "it is a file"
 
 
 def _holds_run(folder: Path) -> bool:

@@ -308,6 +308,15 @@ def test_the_name_of_a_draft_cannot_be_guessed_and_a_link_there_is_not_followed(
     assert (target.read_text(), secret.read_text(), (tmp_path / "nowhere").exists()) == ("new", "mine", False)
 
 
+def test_a_file_that_cannot_be_written_is_named_and_not_its_draft(tmp_path: Path) -> None:
+    for path in (tmp_path / "folder", tmp_path / "none" / "file"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        with pytest.raises(OSError, match="directory") as told, draft(path) as file:
+            file.write(b"words")
+        assert str(told.value).endswith(f"directory: '{path}'")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
 def test_drafts_that_were_left_behind_are_removed_and_young_ones_of_others_are_not(tmp_path: Path) -> None:
     old, young, other = (tmp_path / f"{name}.{'0a' * 16}.tmp" for name in ("out.json", "out.json.gz", "other.json"))
     (tmp_path / "out.json.mine.tmp").write_text("no draft")
@@ -407,3 +416,15 @@ def test_a_link_is_removed_and_not_what_it_names(tmp_path: Path) -> None:
     assert not os.path.lexists(tmp_path / "link")
     assert library.remove(tmp_path / "folder") is None
     assert library.remove(tmp_path / "folder") is None
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "link", "./in.jsonl"])
+def test_no_output_takes_the_place_of_an_input(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("words")
+    (tmp_path / "link").hardlink_to(file)
+    with pytest.raises(ValueError, match="is another file of this command, too, and would be lost"):
+        check_output(tmp_path / name, others=[None, tmp_path / "none", file])
+    check_output(tmp_path / "new.jsonl", others=[file])
+    with pytest.raises(ValueError, match=r"--html is .*, and would be lost"):
+        check_output(tmp_path / "new.jsonl", "--html", others=[tmp_path / "new.jsonl"])

@@ -67,6 +67,7 @@ def test_json_lines(tmp_path: Path) -> None:
         ("a.tsv", "a\tb\n", {"header": False}, r"has no column 'text'\. It has no header"),
         ("a.tsv", b"text\tlabel\na\tb\n\xff\tb\n", {}, "is not UTF-8 in line 3"),
         ("a.csv", 'text,label\n"a,b\n', {}, r"a\.csv line 2: .*Close the quotes"),
+        ("a.jsonl", '{"text": "a", "label": 1, "label": 0}\n', {}, "line 1: .*the key 'label' is there twice"),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": \n', {}, "line 2: it is not valid JSON"),
         ("a.jsonl", "[1]\n", {}, "line 1: it must be a JSON object"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"line \b1\b.*'label'\. It.*'text'"),

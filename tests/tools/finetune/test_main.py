@@ -192,6 +192,31 @@ def test_it_goes_on_and_refuses_other_settings(
     assert "optimizer.lr was 0.002 there and is 0.003 now" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"seed": 1}, "it is that of seed 1"),
+        ({"metrics": {}}, "it has no 'accuracy'"),
+        ({"metrics": {"accuracy": "0.5"}}, "a number is of another kind"),
+        ({"best_step": None}, "a number is of another kind"),
+        (None, "an entry is of another kind"),
+        ("cut", "it is no JSON"),
+        ("weights", "the weights are gone"),
+    ],
+)
+def test_a_damaged_seed_is_not_done(changed: Any, told: str, done: Path, tmp_path: Path, caplog: Any) -> None:
+    seed = tmp_path / "seed-0"
+    (seed / "checkpoints").mkdir(parents=True)
+    if changed != "weights":
+        (seed / "checkpoints" / "step-00000004").mkdir()
+    result = json.loads((done / "seed-0" / "result.json").read_text())
+    content = json.dumps({**result, **changed} if isinstance(changed, dict) else None if changed is None else result)
+    (seed / "result.json").write_text(content[:-5] if changed == "cut" else content)
+    assert seed_sweep._read_result(seed, 0, "accuracy") is None
+    assert f"seed 0: {seed / 'result.json'} is damaged ({told}" in caplog.text
+    assert "it is trained again" in caplog.text
+
+
 @pytest.fixture(scope="module")
 def one(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a seed of one epoch on one device, its batches in one piece."""

@@ -79,6 +79,8 @@ def test_a_histogram_is_read_as_it_is(histogram: Path) -> None:
         ('{"counts": [0, "3"]}', "counts.*'3'.*length 1"),
         ('{"counts": [0, true]}', "counts.*True.*length 1"),
         ('{"counts": [0, 99999999999999999999]}', r"counts.*\b9{20}.*length 1"),
+        ('{"counts": [0, 9223372036854775807, 1]}', r"counts 9,223,372,036,854,775,809 tokens, and at most"),
+        ('{"counts": [0, 1], "counts": [0, 2]}', "the key 'counts' is there twice in one object"),
         ('{"counts": []}', "counts no sequence at all"),
         ('{"counts": [0, 0, 0]}', "counts no sequence at all"),
         ('{"counts": [3, 1]}', "counts 3 sequences of length 0"),

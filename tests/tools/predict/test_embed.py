@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,10 @@ def test_files_of_a_folder_are_one_behind_another(written: Path, tmp_path: Path)
         open_vectors(tmp_path)
 
 
+ARCHIVE = io.BytesIO()
+np.savez(ARCHIVE, vectors=np.ones((1, 2), dtype=np.float32))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -77,6 +82,11 @@ def test_files_of_a_folder_are_one_behind_another(written: Path, tmp_path: Path)
         ("v.jsonl", b'{"id": 1}\n', r"v\.jsonl has no vectors that can be read: no 'vector'"),
         ("v.jsonl", b"[1, 2]\n", r"v\.jsonl has no vectors"),
         ("v.jsonl", b'{"vector": [1, 2]}\n{"vector": [1]}\n', r"v\.jsonl has no vectors"),
+        ("v.jsonl", b'{"vector": ["1_0", true]}', r"vector 1 is not of numbers alone, \['1_0', True\]"),
+        ("v.jsonl", b'{"vector": [1' + b"0" * 400 + b"]}", r"v\.jsonl has no vectors that can be read: int too large"),
+        ("v.jsonl", b'{"vector": [1], "vector": [2]}', r"the key 'vector' is there twice"),
+        ("v.jsonl", b'{"vector": null, "error": "too long"}', r"must have vectors of numbers"),
+        ("v.npy", ARCHIVE.getvalue(), r"it is an archive of arrays"),
         ("v.jsonl", b"", r"must have vectors of numbers"),
         ("v.parquet", b"PAR1", r"v\.parquet has no vectors"),
         ("v.txt", b"1", r"does not say by its suffix"),

@@ -176,7 +176,13 @@ def test_what_is_refused_of_models_and_collections(model: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match=r"one output, the score, is needed\. Got 3 outputs"):
         load(tmp_path / "classes", "rank")
     file = tmp_path / "corpus.jsonl"
-    for line, told in (('{"_id": "a"}', 'an object with "_id" and "text" is needed'), ("[", "it is not valid JSON")):
+    for line, told in (
+        ('{"_id": "a"}', 'an object with "_id" and "text" is needed'),
+        ('{"_id": true, "text": "b"}', 'an object with "_id" and "text" is needed'),
+        ('{"_id": "c", "text": "b", "title": 1984}', '"title" must be a text. Got 1984'),
+        ('{"_id": "c", "text": "b", "text": "d"}', "it is not valid JSON: the key 'text' is there twice"),
+        ("[", "it is not valid JSON"),
+    ):
         file.write_text(f'{{"_id": "a", "text": "b"}}\n{line}\n')
         with pytest.raises(ValueError, match=rf"corpus\.jsonl line 2: {told}"):
             load(model, "rank", collection=file)

@@ -57,6 +57,13 @@ def test_scores_of_version_2(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (found["best_f1"], found["best_f1_thresh"]) == (100.0, -3.0)
     assert main([*arguments, "--threshold", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["exact"] == 100.0
+    for number in ("NaN", "1e999", "1" + "0" * 400):
+        odds.write_text(f'{{"q0": -3.0, "q1": {number}}}')
+        assert main(arguments) == 2
+        assert "the odds of question 'q1' must be a finite number" in capsys.readouterr().err
+    answers.write_text('{"q0": "red", "q1": "house", "q1": ""}')
+    assert main(arguments) == 2
+    assert "the key 'q1' is there twice" in capsys.readouterr().err
 
 
 def test_references_need_not_stand_in_their_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

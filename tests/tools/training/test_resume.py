@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from safetensors.torch import load_file, save_file
 from models.bert import BertForPreTraining
 from models.bert.huggingface import open_weights
 from tensor3d import Cube
+from tensor3d.checkpoint import read_progress
 from tests.tools.runs import arguments
 from tools import pretrain
 from tools.convert.__main__ import main as convert_main
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.corpus.training_corpus import open_corpus
+from tools.training.config import TrainConfig, read_config
+from tools.training.resume import check_resume, check_start
 
 STILL = ("--run.steps", "1", "--optimizer.lr", "1e-30")
 """A step of no size: weights stay as they were at the start."""
@@ -151,3 +155,23 @@ def test_another_model_or_tokenizer_is_refused(
     told = refused(library)
     assert "the corpus was made with another tokenizer" in told
     assert f"launch/corpus.sh --output DIR --tokenizer-file {library / 'tokenizer.json'} TEXT" in told
+
+
+def test_a_checkpoint_may_have_numbers_that_recipes_may_not_have_any_more(recipe: Path, first: Path) -> None:
+    """Limits of a pack above what it holds, with which packs are the same; and what says nothing of sizes."""
+    progress, corpus = read_progress(first / "run/checkpoints/step-00000002"), open_corpus(first / "corpus")
+    table = progress["recipe"]
+    table["data"] |= {"max_sequences": 1000, "masked_per_pack": 2000}
+    table["precision"]["loss_scale"] = 2.0**40
+    settings = read_config(recipe)
+    model = dataclasses.replace(settings.model, positions=40)
+
+    def now(**limits: int) -> TrainConfig:
+        return dataclasses.replace(settings, model=model, data=dataclasses.replace(settings.data, **limits))
+
+    check_resume(progress, now(max_sequences=32, masked_per_pack=32), corpus)
+    check_start(progress, now(), corpus)
+    with pytest.raises(ValueError, match=r"data\.max_sequences = 1000, the recipe says 31"):
+        check_resume(progress, now(max_sequences=31, masked_per_pack=32), corpus)
+    with pytest.raises(ValueError, match=r"data\.masked_per_pack = 2000, the recipe says None"):
+        check_resume(progress, now(max_sequences=32), corpus)

@@ -272,12 +272,28 @@ def test_a_damaged_checkpoint_is_passed_over(recipe: Path, tmp_path: Path, capsy
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
+    (run / "checkpoints" / "step-00000006").symlink_to(tmp_path / "disk")
     assert pretrain.main([*call, "--run.steps", "5"]) == 0
     told = capsys.readouterr()
+    assert "step-00000006 has the name of a checkpoint and is no folder. Trying the one before." in told.err
     assert "rank-00000.safetensors" in told.err
     assert "Trying the one before." in told.err
     assert "after step 2" in told.err
     assert checkpoint.latest(run / "checkpoints") == run / "checkpoints" / "step-00000005"
+
+
+def test_no_run_begins_anew_where_a_checkpoint_is_no_folder(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("")
+    call = arguments(recipe, run, "--resume", "auto", "--output", str(run))
+    (run / "checkpoints" / "step-00000004").symlink_to(tmp_path / "disk")
+    assert pretrain.main(call) == 2
+    told = f"step-00000004 has the name of a checkpoint and is no folder: it is a link to {tmp_path}/disk, which is not"
+    assert told in capsys.readouterr().err
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "metrics.jsonl"]
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
@@ -291,6 +307,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_no_success(
     assert pretrain.main(arguments(recipe, run, *QUIET, "--run.checkpoint-every", "2", "--run.steps", "4")) == 74
     told = capsys.readouterr()
     assert told.err.count("NO CHECKPOINT") >= 2
+    assert "none could be written" in told.out
     assert "ended after step 4, and its last checkpoint could not be written" in told.err
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3, 4], "the run went on"
 

@@ -75,15 +75,16 @@ P = TypeVar("P")
 class NewFile:
     """A file that is written at the end."""
 
-    def check(self, option: str, value: Path) -> None:
-        check_output(value, option)
+    def check(self, option: str, value: Path, others: Sequence[Path]) -> None:
+        check_output(value, option, others=others)
 
 
 @dataclass(frozen=True)
 class Picture:
     """The same, a picture."""
 
-    def check(self, option: str, value: Path) -> None:
+    def check(self, option: str, value: Path, others: Sequence[Path]) -> None:
+        check_output(value, option, others=others)
         check_picture(value, option)
 
 
@@ -94,12 +95,13 @@ PictureFile = Annotated[Path | None, Picture()]
 
 def check_options(options: object) -> None:
     """Raises ValueError for the first option that breaks a rule of its own."""
+    paths = {name: value for name, value in vars(options).items() if isinstance(value, Path)}
     for name, hint in get_type_hints(type(options), include_extras=True).items():
         value = getattr(options, name)
         for rule in _rules(hint) if value is not None else ():
             option = f"--{name.replace('_', '-')}"
             if not isinstance(rule, Bound):
-                rule.check(option, value)
+                rule.check(option, value, [path for other, path in paths.items() if other != name])
             elif (needed := rule.needed(value)) is not None:
                 raise ValueError(f"{option} must be {needed}. Got {value}.")
 

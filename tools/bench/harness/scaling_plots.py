@@ -154,13 +154,24 @@ def read_results(files: Sequence[Path]) -> dict[str, list[Result]]:
             scaling, results = content["benchmark"], content["results"]
         except (ValueError, KeyError, TypeError):
             scaling, results = None, []
-        needed = {"kinds", "ranks", *(panel.key for panel in PANELS)}
-        if scaling not in SCALINGS or not results or any(needed - result.keys() for result in results):
+        rows = results if isinstance(results, list) else []
+        if scaling not in [*SCALINGS] or not rows or not all(map(_is_result, rows)):
             raise ValueError(f"a file that tools.bench strong or weak has written by --output is needed. Got {path}.")
         found.setdefault(scaling, []).extend(results)
     if not found:
         raise ValueError("name at least one file that tools.bench strong or weak has written by --output.")
     return found
+
+
+def _is_result(result: Any) -> bool:
+    """Whether it has what is drawn. Peaks of many ranks are not measured."""
+    needed = {"cube", "global_batch", "kinds", "ranks", *(panel.key for panel in PANELS)}
+    if not isinstance(result, dict) or needed - result.keys():
+        return False
+    ranks, kinds, values = result["ranks"], result["kinds"], [result[panel.key] for panel in PANELS]
+    numbers = all(value is None or (type(value) in (int, float) and 0 <= value < math.inf) for value in values)
+    whole = all(type(count) is int and count > 0 for count in (ranks, result["global_batch"]))
+    return whole and isinstance(kinds, list) and isinstance(result["cube"], str) and numbers
 
 
 def draw(scaling: str, results: Sequence[Result]) -> Figure:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Literal
 from xml.etree import ElementTree
 
+from tensor3d.files import unique_keys
 from tools.corpus.extract.read_context import Document, ReadContext, keep_commonest, row_document, tidy
 from tools.corpus.extract.record_splitter import RAISE, Place, Record, cut_elements, cut_lines, too_long
 from tools.corpus.sentences import decode_entities, is_blank
@@ -122,7 +123,7 @@ def _parse_row(data: bytes, place: Place, reading: ReadContext) -> dict[str, Any
     if text is None:
         return None
     try:
-        row = json.loads(text.removeprefix("\ufeff"))
+        row = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         reading.report(place, f"the line that begins here is no JSON ({error})", "Mend the line")
         return None

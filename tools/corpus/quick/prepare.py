@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -17,14 +18,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter
-from tools.common.files import append, make_folder, nearest
+from tools.common.files import append, make_folder, nearest, remove
 from tools.common.log import progress as progress_of
 from tools.common.signals import ending_on_sigterm
 from tools.common.workers import usable_cores
@@ -91,11 +92,13 @@ class Spool:
 @contextmanager
 def draft_of(output: Path) -> Iterator[Path]:
     """An empty folder beside `output`, removed at the end with whatever is left in it, also where SIGTERM is that end.
+    Those that a kill has left a day ago are removed.
 
     Raises:
         OSError: the disk is full; it names `output`, which an error of a write to an open file does not.
     """
     make_folder(output.parent)
+    _sweep(output)
     draft = output.with_name(f".{output.name}.{uuid.uuid4().hex}.tmp")
     with ending_on_sigterm():
         draft.mkdir()
@@ -107,6 +110,19 @@ def draft_of(output: Path) -> Iterator[Path]:
             raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+_DAY = 86400.0  # longer than any preparation is silent
+_HEX = "[0-9a-f]" * 32
+
+
+def _sweep(output: Path) -> None:
+    """Removes what `draft_of` has made for the same folder, and could not remove."""
+    for left in output.parent.glob(f".{glob.escape(output.name)}.{_HEX}.tmp"):
+        with suppress(OSError):
+            newest = max(each.lstat().st_mtime for each in (left, *left.iterdir()))
+            if time() - newest > _DAY:
+                remove(left)
 
 
 def publish(draft: Path, output: Path, is_current: Callable[[], bool]) -> None:

@@ -81,10 +81,21 @@ def table(rows: Sequence[tuple[str, str]], *, numbers: bool = False) -> list[str
 
 
 def first_step(journal: Path) -> dict[str, Any] | None:
-    """The first step in a journal, which is step 1 unless somebody has removed the file. None: it cannot be read."""
+    """The first step in a journal, which is step 1 unless somebody has removed the file. None: it cannot be read, or no
+    step of pre-training is in it, as in another tool's that was put in its place."""
     with suppress(OSError):
-        return next((line for line in read_journal(journal) if line["kind"] == "step"), None)
+        return next((line for line in read_journal(journal) if line["kind"] == "step" and _has_losses(line)), None)
     return None
+
+
+def _has_losses(step: Mapping[str, Any]) -> bool:
+    """Numbers that are not finite are written as text."""
+    try:
+        for name in ("loss", "masked_lm_loss"):
+            float(step[name])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, Any]) -> Rows:

@@ -35,8 +35,10 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, *, first_step: int) -> None:
+        self.left_out = 0
+        """Lines that were damaged, and are cut off too; but for a last one without its end, as a kill leaves it."""
         if os.path.lexists(path) and not (path.is_symlink() and not path.exists()):
-            _cut(path, first_step)  # what a link names stays as it is: its lines are copied
+            self.left_out = _cut(path, first_step)  # what a link names stays as it is: its lines are copied
         # Unbuffered: a buffer would keep what could not be written, and write it later in the midst of other lines.
         self._file: BinaryIO = append(path, buffering=0)
         self._torn = False
@@ -84,13 +86,18 @@ def read_journal(path: Path, damaged: Callable[[], object] = lambda: None) -> It
                 damaged()
 
 
-def _cut(path: Path, first_step: int) -> None:
-    """Keeps the whole lines of events and of steps up to `first_step`. Written beside and renamed."""
+def _cut(path: Path, first_step: int) -> int:
+    """Keeps the whole lines of events and of steps up to `first_step`. Written beside and renamed. How many others were
+    damaged."""
+    damaged = 0
     with open_regular(path) as old, draft(path) as new:
         for line in old:
             record = _parsed(line)
-            if record is not None and (record["kind"] == EVENT or record["step"] <= first_step):
+            if record is None:
+                damaged += line.endswith(b"\n")
+            elif record["kind"] == EVENT or record["step"] <= first_step:
                 new.write(line)
+    return damaged
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -100,8 +107,12 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         record = parsed_json(line)
     except ValueError:
         return None
-    known = isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("step"), int)
-    return record if known else None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return None
+    step, peaks = record.get("step"), record.get("peak_bytes")
+    if record["kind"] == "memory" and not (type(peaks) is list and peaks and all(type(peak) is int for peak in peaks)):
+        return None
+    return record if type(step) is int and 0 <= step < 1 << 63 else None
 
 
 def _plain(value: Any) -> Any:

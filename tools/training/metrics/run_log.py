@@ -93,6 +93,11 @@ class RunLog(Generic[S, E]):
         """Those in the folder, which is made if it is not there. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._journal = JsonlLogger(self.directory / JOURNAL, first_step=self._done)
+        if self._journal.left_out:
+            self.say(
+                f"{self.directory / JOURNAL}: {self._journal.left_out:,} of its lines were damaged, and are left out.",
+                logging.WARNING,
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -350,3 +350,18 @@ def test_the_command_says_what_is_wrong_in_one_line(
         error = capsys.readouterr().err
         assert error.startswith("error: ")
         assert error.count("\n") == 1
+
+
+def test_what_a_kill_has_left_is_removed_the_day_after(tmp_path: Path) -> None:
+    """A corpus has gigabytes, and nobody looks for them under such names."""
+    old, young, other = (tmp_path / f".{name}.{digit * 32}.tmp" for name, digit in (("c", "a"), ("c", "b"), ("d", "a")))
+    for folder in (old, young, other):
+        folder.mkdir()
+        (folder / "train.bin").write_bytes(b"ids")
+    for path in (old, old / "train.bin", young, other, other / "train.bin"):
+        os.utime(path, (0, 0))
+    with draft_of(tmp_path / "c"):
+        pass
+    assert sorted(tmp_path.iterdir()) == [young, other], (
+        "in one somebody wrote today, and the other is of another corpus"
+    )

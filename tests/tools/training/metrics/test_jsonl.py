@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.tools.bench.measured import STEP, Outcome, evaluation, step
 from tools.common.log import start_logging
-from tools.training.metrics import ConsoleLogger, MemoryMetrics, console, read_journal
+from tools.training.metrics import ConsoleLogger, MemoryMetrics, console, first_step, read_journal
 from tools.training.metrics.jsonl import JsonlLogger
 
 
@@ -128,6 +128,19 @@ def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
     ]
     assert board(tmp_path, "loss/total") == {number: 1.0 if number < 5 else 2.0 for number in range(1, 8)}
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_lines_of_another_kind_of_file_end_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of another tool's journal, or of an editor."""
+    strange = (b'{"kind": "step", "step": 1, "loss": 2.5}', b"\0\0", b'{"step": 1}', b'{"kind": "st')
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(strange))
+    assert first_step(tmp_path / "metrics.jsonl") is None, "none of pre-training"
+    with show(tmp_path, first_step=1) as shown:
+        assert "2 of its lines were damaged, and are left out" in capsys.readouterr().err
+        shown.step(step(2))
+    told = first_step(tmp_path / "metrics.jsonl")
+    assert told is not None
+    assert told["step"] == 2
 
 
 def test_points_of_steps_that_never_come_again_are_hidden(tmp_path: Path) -> None:
