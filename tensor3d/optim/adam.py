@@ -245,8 +245,8 @@ class ShardedAdamBase(Optimizer):
 
 
 def check_options(group: Group) -> None:
-    """Raises ValueError for an option of a group that is out of its range: that of the type in which its kernels compute,
-    where a smaller eps is 0."""
+    """Raises ValueError for an option of a group that is out of its range: that of the type which its kernels compute
+    in, where a smaller eps is 0."""
     wide = (torch.promote_types(p.dtype, torch.float32) for p in group["params"])
     bounds = min((torch.finfo(dtype) for dtype in wide), key=lambda each: each.max, default=torch.finfo(torch.float64))
     for name in ("lr", "weight_decay"):
