@@ -490,7 +490,10 @@ def conclude(
         more=rows,
     )
     begun = display.first_step
-    title = _ENDINGS[ending] + (f"; shares, medians and means are those of the steps after {begun}" if begun else "")
+    told = "; no step was left"
+    if display.history:
+        told = f"; shares, medians and means are those of the steps after {begun}"
+    title = _ENDINGS[ending] + (told if begun else "")
     commands = next_commands(folder, found, ending, generator=trainer.recipe.generator is not None)
     print("\n".join(["", f"{title}:", *lines, "next:", *table(commands)]))
 

@@ -63,7 +63,8 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
         ctx: of the function, with its `cube`.
 
     Raises:
-        ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended.
+        ValueError: `torch.autograd.grad` asks for a parameter's gradient, which is not there before the pass has ended;
+            or `create_graph=True` asks for one that can be differentiated.
     """
     asked: dict[int, bool] = {}
     wanted = {id(each): each for each in parameters if each is not None}
@@ -77,6 +78,12 @@ def asked_for(ctx: Any, *parameters: nn.Parameter | None) -> list[bool]:
         asked[id(each)] = is_executed and each.requires_grad
         if is_executed and not each.requires_grad:
             ctx.cube.ledger.pass_by(each)
+    if getattr(ctx, "makes_graph", False) and any(asked.values()):
+        raise ValueError(
+            "backward(create_graph=True) asks for gradients that can be differentiated again, and those of parameters "
+            "on a cube are sums over ranks, of which there is no graph: what is computed from them would count as "
+            "constant. Leave create_graph=True out."
+        )
     return [asked.get(id(each), False) for each in parameters]
 
 

@@ -434,6 +434,20 @@ class Cube:
     def __deepcopy__(self, memo: dict[int, Any]) -> Cube:
         return self  # a copied model lives on the same processes
 
+    def __copy__(self) -> Cube:
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.shape.ranks > 1:
+            raise ValueError(
+                f"a cube of {self.shape.ranks} ranks cannot be stored, nor a model or an optimiser that is on it: "
+                "process groups are of this job alone. Store its state_dict(), full_state_dict(model, cube), or a "
+                "checkpoint by tensor3d.checkpoint.save."
+            )
+        return vars(self).copy()
+
     def __repr__(self) -> str:
         place = " ".join(f"{axis}={self.coordinate[axis]}" for axis in AXES)
         return f"Cube({self.shape}, rank {self.rank} of {self.shape.ranks} at {place}, {self.device})"

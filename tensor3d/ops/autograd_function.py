@@ -85,6 +85,13 @@ def once_differentiable(
 
     @wraps(backward)
     def once(ctx: _C, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return with_graph(ctx, *args, **kwargs) if torch.is_grad_enabled() else backward(ctx, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *args, **kwargs)
+        state: Any = ctx
+        state.makes_graph = True  # for who is to hand in a parameter's gradient, which will have none
+        try:
+            return with_graph(ctx, *args, **kwargs)
+        finally:
+            del state.makes_graph
 
     return once

@@ -245,14 +245,17 @@ class ShardedAdamBase(Optimizer):
 
 
 def check_options(group: Group) -> None:
-    """Raises ValueError for an option of a group that is out of its range."""
+    """Raises ValueError for an option of a group that is out of its range: that of the type which its kernels compute
+    in, where a smaller eps is 0."""
+    wide = (torch.promote_types(p.dtype, torch.float32) for p in group["params"])
+    bounds = min((torch.finfo(dtype) for dtype in wide), key=lambda each: each.max, default=torch.finfo(torch.float64))
     for name in ("lr", "weight_decay"):
-        if not 0 <= group[name] < math.inf:
-            raise ValueError(f"{name} must be at least 0 and finite. Got {group[name]}.")
-    if not 0 < group["eps"] < math.inf:
+        if not 0 <= group[name] <= bounds.max:
+            raise ValueError(f"{name} must be at least 0 and finite in {bounds.dtype}. Got {group[name]}.")
+    if not bounds.tiny <= group["eps"] <= bounds.max:
         raise ValueError(
-            f"eps must be above 0 and finite: an element that has had no gradient yet would become 0/0. "
-            f"Got {group['eps']}. BERT's is 1e-6."
+            f"eps must be above 0 and finite in {bounds.dtype}, from {bounds.tiny:.3g} on: an element that has had no "
+            f"gradient yet would become 0/0. Got {group['eps']}. BERT's is 1e-6."
         )
     if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"betas must be two rates, each at least 0 and below 1. Got {group['betas']}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class GradientNorm:
         return (~self.total.isfinite()).to(torch.float32)
 
 
-def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, cube: Cube) -> Tensor:
+def clip_grad_norm_(parameters: Iterable[nn.Parameter] | nn.Parameter, max_norm: float, cube: Cube) -> Tensor:
     """Scales all gradients so that their norm, taken over the logical tensors, is at most `max_norm`.
 
     Every block counts once, however many ranks hold copies. One all-reduce of one number over x, y and z, no host
@@ -54,7 +55,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float, cube: C
 
 @torch.no_grad()  # else DTensor makes a node of a graph for each block
 def clip_gradients(
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[nn.Parameter] | nn.Parameter,
     max_norm: float,
     cube: Cube,
     *,
@@ -73,7 +74,7 @@ def clip_gradients(
     if not max_norm > 0:
         raise ValueError(f"max_norm must be above 0 (inf: measure only). Got {max_norm}.")
     cube.ledger.check_nothing_held()
-    held = [p for p in parameters if p.grad is not None]
+    held = [p for p in _each(parameters) if p.grad is not None]
     check_parameters(held, cube)
     gradients = [local(p.grad) for p in held if p.grad is not None]
     dtype = reduce(torch.promote_types, (gradient.dtype for gradient in gradients), torch.float32)
@@ -97,10 +98,15 @@ def clip_gradients(
     return GradientNorm(total=total, parts=parts)
 
 
-def check_parameters(parameters: Iterable[nn.Parameter], cube: Cube) -> None:
+def check_parameters(parameters: Iterable[nn.Parameter] | nn.Parameter, cube: Cube) -> None:
     """Raises ValueError if one is a plain tensor on a cube of several ranks: nothing would sum its gradients."""
-    for parameter in parameters:
+    for parameter in _each(parameters):
         refuse_plain(parameter, cube)
+
+
+def _each(parameters: Iterable[nn.Parameter] | nn.Parameter) -> Iterable[nn.Parameter]:
+    """One alone too, as torch takes it: to go through it would give its rows, which have no gradient."""
+    return (cast(nn.Parameter, parameters),) if isinstance(parameters, Tensor) else parameters
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype, cube: Cube) -> Tensor:

@@ -50,9 +50,10 @@ class StableAdamW(TensorwiseAdam):
 def _against_second_moment(blocks: ParamGroupShards) -> list[Tensor]:
     """g / max(sqrt(v / bias2), eps) of each block. Of a skipped step not finite, and not used."""
     wide = torch.promote_types(blocks.weights[0].dtype, torch.float32)
-    steps = torch.stack(blocks.steps)
-    steps = steps + torch.zeros_like(steps, dtype=wide)  # in the type of the weights, without a copy that a host sees
-    corrections = 1 - blocks.group["betas"][1] ** steps
+    steps = torch.zeros(len(blocks.steps), dtype=torch.float64, device=blocks.steps[0].device)
+    steps.copy_(torch.stack(blocks.steps))  # in fp32 a beta near 1 is 1, and would leave 0 to divide by
+    corrections = torch.zeros_like(steps, dtype=wide)
+    corrections.copy_(1 - blocks.group["betas"][1] ** steps)
     against = list(torch._foreach_div(blocks.exp_avg_sq, list(corrections.unbind())))
     torch._foreach_sqrt_(against)
     torch._foreach_clamp_min_(against, blocks.group["eps"])

@@ -32,7 +32,10 @@ from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, check_axes, chu
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.seeds import mix
 from tensor3d.sharding.activation_layout import Face, other
-from tensor3d.torch_private import local_tensor
+from tensor3d.torch_private import local_tensor, storage_id
+
+_LIES_IN = "_tensor3d_lies_in"
+"""Kept on a parameter: its own address, by which a copy tells that it is one, and its storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +159,10 @@ def block(parameter: Tensor) -> str:
 def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
     """Raises ValueError unless `parameter` lies on the cube as `layout` says: sizes alone may fit by chance.
 
-    And unless it is a leaf: its gradient goes to the ledger and by no other way to what it was computed from.
+    And unless it is a leaf: its gradient goes to the ledger and by no other way to what it was computed from. And where
+    its data was replaced, see `refuse_replaced`.
     """
+    refuse_replaced(parameter)
     if isinstance(parameter, DTensor) and parameter.placements == layout.placements and parameter.is_leaf:
         return  # by far most often
     shape = tuple(parameter.shape)
@@ -179,6 +184,23 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
                 f"a parameter of shape {shape} lies on axis {axis} as {found}, and {wanted} is needed here. Make it "
                 "with the layout of its use: is it meant for the other face?"
             )
+
+
+def refuse_replaced(parameter: Tensor) -> None:
+    """Raises ValueError for a DTensor whose data was replaced since it was made or first used: PyTorch replaces that of
+    the shell and leaves the block as it was, so that layers would go on with the old values without a word."""
+    if not isinstance(parameter, DTensor):
+        return
+    lies, kept = (id(parameter), storage_id(parameter)), vars(parameter).get(_LIES_IN)
+    if kept == lies:
+        return
+    if kept is not None and kept[0] == lies[0]:
+        raise ValueError(
+            f"the data of a parameter of shape {tuple(parameter.shape)} was replaced (parameter.data = ..., or "
+            "vector_to_parameters), which leaves the block of this rank as it was. Write into it: parameter.copy_(...) "
+            "under torch.no_grad(), or tensor3d.init_parameter."
+        )
+    vars(parameter)[_LIES_IN] = lies
 
 
 def owns_for_norm(parameter: Tensor, cube: Cube, *, of_all: bool = True) -> bool:
@@ -207,6 +229,7 @@ def as_parameter(block: Tensor, shape: torch.Size | tuple[int, ...], layout: Lay
     parameter = cast(nn.Parameter, whole.requires_grad_())
     parameter._is_param = True
     cube.numbers.add(parameter)
+    refuse_replaced(parameter)  # which takes note of where it lies
     return parameter
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,27 @@ def _later() -> None:
 
 def test_what_differs_by_right_is_not_refused() -> None:
     run_ranks(2, _later)
+
+
+def _replaced() -> list[str]:
+    cube = Cube(1, 1, 1, data=2)
+    changes: list[Callable[[Model], Model]] = [lambda model: model, copy.deepcopy]
+    told = []
+    for change in changes:
+        model, x = change(Model(cube)), torch.ones(4, 8)
+        model(x.to(model.up.weight.dtype)).backward()
+        for layer in (model.up, model.norm):
+            twin: nn.Module = Model(cube).up if layer is model.up else Model(cube).norm
+            layer.weight.data = twin.weight.data
+            with pytest.raises(ValueError, match=r"of shape .* was replaced .*copy_") as refused:
+                layer(x.to(layer.weight.dtype))
+            told.append(str(refused.value))
+            layer.load_state_dict(twin.state_dict(), assign=True)
+            layer(x)
+    return told
+
+
+def test_data_that_is_replaced_where_no_block_is_is_refused() -> None:
+    first, second = run_ranks(2, _replaced)
+    assert first == second
+    assert len(first) == 4

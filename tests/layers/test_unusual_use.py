@@ -142,6 +142,18 @@ def autograd_grad_of_a_parameter(cube: Cube) -> Any:
     return message, layer.weight.grad
 
 
+def gradients_to_differentiate_again(cube: Cube) -> Any:
+    """A penalty of gradients would be a constant without a word. That of an input alone fails in its second pass."""
+    layer, x = Linear3D(8, 8, cube), torch.ones(4, 8 // cube.shape.z, requires_grad=True)
+    loss = layer(x).square().sum()
+    message = refusal(lambda: loss.backward(create_graph=True, retain_graph=True))
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward(retain_graph=True)
+    loss.backward()
+    return message, layer.weight.grad is not None
+
+
 def gradients_in_the_order_of_their_parameter(cube: Cube) -> Any:
     """A gradient that comes transposed out of autograd: fused optimisers read memory as it lies."""
     layout = Layout(cut=(("y", 1),), sum_over=())
@@ -283,7 +295,7 @@ CASES: dict[Callable[[Cube], Any], Any] = {
     uneven_columns: [0.0] * 5,
     groups_at_first_use: [4, 4, 4, 1],
 }
-TOLD = (autograd_grad_of_a_parameter, clipping_what_is_held_back, refusals)
+TOLD = (autograd_grad_of_a_parameter, clipping_what_is_held_back, gradients_to_differentiate_again, refusals)
 
 
 def _all_cases() -> dict[str, Any]:
@@ -306,7 +318,9 @@ def test_unusual_use(case: Callable[[Cube], Any], results: list[dict[str, Any]])
 
 def test_misuse_is_refused_on_every_rank(results: list[dict[str, Any]]) -> None:
     for found in results:
-        (asked, gradient), (clipped, later) = (found[case.__name__] for case in TOLD[:2])
+        (asked, gradient), (clipped, later), (again, once) = (found[case.__name__] for case in TOLD[:3])
+        assert "Leave create_graph=True out" in again
+        assert once
         assert "Call backward" in asked
         assert gradient is None
         assert "held back by Cube.no_sync" in clipped

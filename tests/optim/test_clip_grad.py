@@ -157,3 +157,11 @@ def test_the_loss_scale_is_taken_out() -> None:
         norm = clip_gradients([parameter], max_norm, cube, loss_scale=torch.tensor(1024.0))
         assert float(norm.total) == 6.0
         assert local(parameter.grad).tolist() == pytest.approx([wanted] * 4, rel=1e-6)
+
+
+def test_one_parameter_alone_is_clipped() -> None:
+    """As torch's function does; its rows, through which a tensor can be gone, have no gradient."""
+    weight = nn.Parameter(torch.ones(2, 3))
+    weight.grad = torch.full((2, 3), 2.0)
+    norm = clip_grad_norm_(weight, 0.5, Cube.single())
+    assert (float(norm), float(weight.grad.norm())) == pytest.approx((24**0.5, 0.5))

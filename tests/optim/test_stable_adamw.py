@@ -99,3 +99,12 @@ def test_a_first_step_is_adamws_and_one_behind_a_spike_is_shorter() -> None:
     assert lengths[StableAdamW][:2] == pytest.approx(lengths[AdamW][:2], rel=1e-6)
     rms = 10 / (403 / 7) ** 0.5
     assert lengths[StableAdamW][2] == pytest.approx(lengths[AdamW][2] / rms, rel=1e-6)
+
+
+def test_a_beta_that_is_one_in_fp32_leaves_something_to_divide_by() -> None:
+    """The first step is AdamW's, whatever the betas are; an element without a gradient stays."""
+    for beta2 in (0.999999, 1 - 1e-9):
+        weight = torch.nn.Parameter(torch.ones(4))
+        weight.grad = torch.tensor([0.0, 1.0, 2.0, -1.0])
+        StableAdamW([weight], Cube.single(), lr=0.1, betas=(0.0, beta2), eps=1e-12, weight_decay=0.0).step()
+        assert torch.allclose(weight, torch.tensor([1.0, 0.9, 0.9, 1.1]))

@@ -221,10 +221,13 @@ def test_a_copy_goes_its_own_way(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -1.0}, r"lr must be at least 0 and finite\. Got -1\.0"),
+        ({"lr": -1.0}, r"lr must be at least 0 and finite in float32\. Got -1\.0"),
         ({"lr": float("nan")}, "lr must be at least 0 and finite"),
         ({"weight_decay": -0.1}, r"weight_decay.*\b0.*-0\.1"),
         ({"eps": 0.0}, r"eps.*\b0.*\b0/\b0\b.*\b0\.0"),
+        ({"eps": 1e-40}, r"eps.*from 1\.18e-38 on.*\b1e-40"),
+        ({"eps": 1e39}, r"eps.*finite in float32.*\b1e\+39"),
+        ({"lr": 1e39}, r"lr.*finite in float32.*\b1e\+39"),
         ({"betas": (0.9, 1.0)}, r"betas.*\b1.*\(0\.9, 1\.0\)"),
         ({"betas": (0.9,)}, "betas must be two rates"),
     ],

@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of fp32, in which nearly all is computed: below, a number is 0 there or loses digits, above, it is infinite."""
+
 
 @runtime_checkable
 class Bound(Protocol):
@@ -18,7 +21,7 @@ class Bound(Protocol):
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Finite, and no lower than this."""
+    """Finite in fp32, and no lower than this."""
 
     least: float
     why: str = ""
@@ -27,7 +30,13 @@ class AtLeast:
     def needed(self, value: float) -> str | None:
         if not value >= self.least:  # which NaN is not either
             return f"at least {self.least}{self.why}"
-        return "finite" if value == math.inf else None
+        return _finite(value)
+
+
+def _finite(value: float) -> str | None:
+    if value == math.inf:
+        return "finite"
+    return f"at most {_LARGEST:.3g}, the largest number of fp32" if value > _LARGEST else None
 
 
 @dataclass(frozen=True)
@@ -43,10 +52,12 @@ class Within:
 
 @dataclass(frozen=True)
 class Positive:
-    """Above 0 and finite."""
+    """Above 0 and finite, in fp32 too."""
 
     def needed(self, value: float) -> str | None:
-        return None if 0 < value < math.inf else "above 0 and finite"
+        if not 0 < value < math.inf:
+            return "above 0 and finite"
+        return f"at least {_SMALLEST:.3g}, or it is 0 in fp32" if value < _SMALLEST else _finite(value)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from models.bert import PRESETS, BertConfig
 from tools.common.bounds import AtLeast, Positive, check_bounds
-from tools.training.config import OptimizerConfig, PrecisionConfig, check_fp8, check_kept
+from tools.training.config import OptimizerConfig, PrecisionConfig, check_fp8, check_kept, check_reduce, check_schedule
 
 SHIPPED = "launch/recipes/finetune"
 
@@ -126,6 +126,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_fp8(self.precision)
+        check_reduce(self.precision)
+        check_schedule(self.optimizer)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -342,7 +342,7 @@ class PrecisionConfig:
     """Type of products and of what travels for them. LayerNorm's statistics, softmax and loss stay fp32; fp16 comes
     with a dynamic loss scale, and is very slow on CPUs."""
     reduce: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type in which gradients travel to be summed."""
+    """Type in which gradients travel to be summed; fp16 beside compute = "fp16" alone, whose loss scale it needs."""
     fp8: Literal["off", "rowwise", "tensorwise", "delayed"] = "off"
     """Linear layers multiply in FP8, beside compute = "bf16" alone: with a scale for each row and column, and gradients
     of weights in bf16, or with one for each matrix; "delayed": one from its magnitudes in passes before, which
@@ -521,8 +521,9 @@ class TrainConfig:
         _check_data(self.data, self.model)
         check_kept(self.model.keep_budget, self.model.reshard_after_forward)
         check_fp8(self.precision)
+        check_reduce(self.precision)
         self.data.masking(self.run.steps)  # checks the shares
-        _check_schedule(self.optimizer)
+        check_schedule(self.optimizer)
         _check_ramp(self)
         _check_evaluations(self)
         self.model.config(self.data)  # checks the sizes
@@ -602,6 +603,15 @@ def check_fp8(precision: PrecisionConfig) -> None:
         )
 
 
+def check_reduce(precision: PrecisionConfig) -> None:
+    """Raises ValueError for sums in fp16 without the loss scale that fp16 comes with."""
+    if precision.reduce == "fp16" and precision.compute != "fp16":
+        raise ValueError(
+            "precision.reduce = 'fp16' needs precision.compute = 'fp16', and with it the loss scale: a gradient below "
+            f"6e-8 is 0 in fp16, and one above 65,504 infinite. Got {precision.compute!r}. Take reduce = 'bf16'."
+        )
+
+
 def _check_replaced(recipe: TrainConfig) -> None:
     if recipe.replaced_tokens is None:
         return
@@ -616,7 +626,8 @@ def _check_replaced(recipe: TrainConfig) -> None:
             )
 
 
-def _check_schedule(optimizer: OptimizerConfig) -> None:
+def check_schedule(optimizer: OptimizerConfig) -> None:
+    """Raises ValueError for a rise and a way down that are longer than the run."""
     if optimizer.schedule == "wsd" and optimizer.warmup + optimizer.decay > 1:
         raise ValueError(
             f"optimizer.warmup={optimizer.warmup} and optimizer.decay={optimizer.decay} are more than all steps "

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
+from math import lcm
 from typing import Any, NamedTuple
 
-from tools.training.config import OptimizerConfig, PrecisionConfig, TrainConfig
+from tools.training.config import BatchConfig, OptimizerConfig, PrecisionConfig, RunConfig, TrainConfig
 
 _FLOORS = ("cosine", "polynomial", "wsd")
 
@@ -34,7 +35,9 @@ def idle_settings(recipe: TrainConfig) -> list[str]:
     """A line for each key of a recipe of pre-training that was set and changes nothing."""
     data, batch, speed, run = recipe.data, recipe.batch, recipe.speed, recipe.run
     alone = data.packing in ("padded", "binned")
-    return told_of(
+    several = not alone and data.max_sequences > 1
+    kept = lcm(run.checkpoint_every, run.checkpoint_keep_every)  # 0 where one of them is
+    return _late_ramp(batch, run) + told_of(
         (
             Rule("data", data, ("bin_width",), data.packing == "binned", "data.packing = 'binned'"),
             Rule("data", data, ("max_sequences",), not alone, "a packing of several sequences a pack"),
@@ -47,6 +50,20 @@ def idle_settings(recipe: TrainConfig) -> list[str]:
                 ("multiple_of",),
                 batch.packing_rule == "sequences",
                 "batch.packing_rule = 'sequences'",
+            ),
+            Rule(
+                "batch",
+                batch,
+                ("packing_rule",),
+                several or batch.packing_rule != "betas",
+                "packs of several sequences",
+            ),
+            Rule(
+                "run",
+                run,
+                ("checkpoint_keep_every",),
+                kept <= run.steps or run.steps % run.checkpoint_keep_every == 0 or run.patience > 0,
+                f"checkpoints whose step divides by it; of run.checkpoint_every = {run.checkpoint_every} none does",
             ),
             # The best evaluation is kept by patience; and after a signal all is saved at once, and once.
             Rule(
@@ -64,8 +81,19 @@ def idle_settings(recipe: TrainConfig) -> list[str]:
     )
 
 
+def _late_ramp(batch: BatchConfig, run: RunConfig) -> list[str]:
+    if batch.ramp_stages == 1 or batch.ramp_steps < run.steps:
+        return []
+    return [
+        f"batch.ramp_steps = {batch.ramp_steps} and run.steps = {run.steps}: the run ends before a step has all "
+        f"packs of batch.global_batch = {batch.global_batch}."
+    ]
+
+
 def optimizer_rules(optimizer: OptimizerConfig) -> Iterator[Rule]:
-    """Of the learning rate's schedule."""
+    """Of the learning rate's schedule, and of LAMB."""
+    needs = "optimizer.weight_decay above 0, without which its steps are AdamW's"
+    yield Rule("optimizer", optimizer, ("kind",), optimizer.kind != "lamb" or optimizer.weight_decay > 0, needs)
     schedule = optimizer.schedule
     for keys, kinds in ((("power",), ("polynomial",)), (("decay", "decay_shape"), ("wsd",)), (("floor",), _FLOORS)):
         needs = f"optimizer.schedule = {' or '.join(map(repr, kinds))}, and it is {schedule!r}"

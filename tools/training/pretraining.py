@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -274,6 +275,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         self._compared_epoch = 0  # by the feed
         self._held_out: PretrainingData | None = None
         self._packs_per_rank = 1  # of an evaluation: as in training
+        self._latest: TrainBatch | None = None
+        """The batch of the last step, to try its weights on."""
 
     @property
     def parameters(self) -> int:
@@ -329,10 +332,33 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
 
     def save(self, checkpoints: Checkpoints, *, wait: bool = False) -> None:
         state = self.state
+        if state.ending != "signal":  # which leaves no time
+            self._try_weights()
         state.seconds = time.monotonic() - state.began
         progress = run_facts(self.recipe, self.needed_corpus) | state.to_dict() | {"losses": self._spikes.losses}
         self.at("checkpoint")
         state.stall += checkpoints.save(state.step, self.model, self.optimizer, progress, self._extra(), wait=wait)
+
+    @torch.no_grad()
+    def _try_weights(self) -> None:
+        """Raises FloatingPointError, on every rank, where the last update has spoilt the weights: the loss of its step
+        is that of the weights before. A micro-batch of it once more, forward, costs less than a checkpoint that nobody
+        can go on from, and that takes the place of one that is good."""
+        if (step := self._latest) is None:
+            return
+        self.model.eval()
+        sums = self.model(step.batches[0], step.targets, step.tokens).sums
+        self.model.train()
+        self._check_loss("the loss of a micro-batch", run_on_rank0(self.cube, lambda: float(sums[0])))
+
+    def _check_loss(self, what: str, loss: float) -> None:
+        """Args: loss: the same on every rank."""
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"{what} with the weights after step {self.state.step} is {loss}: they are spoilt, and not saved. "
+                "Resume from an earlier checkpoint with a lower learning rate, or begin with its weights and another "
+                "seed: --start-from."
+            )
 
     def _extra(self) -> dict[str, Tensor]:
         return {} if self.scaler is None else dict(self.scaler.state_dict())
@@ -354,6 +380,7 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
 
     def before(self, step: TrainBatch) -> None:
         """Makes sure, once an epoch, that all ranks have packed it alike. Raises ValueError on every rank if not."""
+        self._latest = step
         for epoch, digest in step.digests.items():
             if epoch > self._compared_epoch:
                 check_same_on_all_ranks(self.cube, f"the packing of epoch {epoch}", digest)
@@ -428,7 +455,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         return target > 0 and evaluation.masked_lm_accuracy >= target
 
     def evaluate(self) -> EvaluationMetrics | None:
-        """The means over all held-out packs; None where a signal has broken it off."""
+        """The means over all held-out packs; None where a signal has broken it off. Raises FloatingPointError, on every
+        rank, where the loss is not finite."""
         if self._held_out is None:
             self._held_out = held_out_data(self.recipe, self.needed_corpus)
 
@@ -443,4 +471,5 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
             return None
         # Those of one rank: what follows from them must be the same on all, and a last bit may differ between copies.
         means = run_on_rank0(self.cube, lambda: own)
+        self._check_loss("the held-out loss", means["loss"])
         return EvaluationMetrics(step=self.state.step, samples=self.state.samples, **means)

@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "table-below-is-above",
         "tools/training/metrics/console.py",
-        old='side = "below" if end < entropy else "above"',
-        new='side = "above" if end < entropy else "below"',
+        old="'below' if end < entropy else 'above'",
+        new="'above' if end < entropy else 'below'",
         tests=(TABLE,),
     ),
     Mutation(

@@ -33,6 +33,8 @@ class Outer:
         ({"steps": math.inf}, "must be finite. Got inf."),
         ({"rate": 0.0}, "must be above 0 and finite. Got 0.0."),
         ({"rate": math.inf}, "must be above 0 and finite. Got inf."),
+        ({"rate": 1e-45}, "must be at least 1.18e-38, or it is 0 in fp32. Got 1e-45."),
+        ({"rate": 1e39}, "must be at most 3.4e+38, the largest number of fp32. Got 1e+39."),
         ({"decay": 0.0}, "must be above 0 and finite. Got 0.0."),
         ({"decay": 1.0}, "must be at least 0 and below 1. Got 1.0."),
         ({"slots": 4}, "must be at least 5 and at most 8. Got 4."),

@@ -57,6 +57,14 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
         ("[data]\ntrain = 'a.tsv'", r"data\.dev must name a file"),
         ("[model]\npreset = 'tiny'", r"give one of them\. Got None and None"),
         (
+            "[model]\nvocab = 'embedded'\n[optimizer]\nschedule = 'wsd'\nwarmup = 0.6\ndecay = 0.6",
+            r"optimizer\.warmup=0\.6 and optimizer\.decay=0\.6 are more than all steps",
+        ),
+        (
+            "[model]\nvocab = 'embedded'\n[precision]\nreduce = 'fp16'",
+            r"precision\.reduce = 'fp16' needs precision\.compute = 'fp16'",
+        ),
+        (
             "[model]\nvocab = 'embedded'\n[precision]\nfp8 = 'tensorwise'",
             r"precision\.fp8 = 'tensorwise' needs precision",
         ),

@@ -80,6 +80,7 @@ def test_what_a_recipe_leaves_out_has_its_default(tmp_path: Path) -> None:
             "optimizer.warmup=0.6.*optimizer.decay=0.5",
         ),
         ("[precision]\ncompute = 'fp8'", "precision.compute.*bf16.*'fp8'"),
+        ("[precision]\nreduce = 'fp16'", r"precision.reduce = 'fp16' needs precision.compute = 'fp16'.*Got 'fp32'"),
         ("[precision]\nfp8 = 'rowwise'", r"precision.fp8 = 'rowwise' needs precision.compute = 'bf16'.*Got 'fp32'"),
         (
             "[precision]\ncompute = 'bf16'\nfp8 = 'rowwise'\nfp8_history = 8",

@@ -166,6 +166,22 @@ def test_a_run_that_cannot_recover_ends_with_the_weight_that_is_not_finite(recip
 # --- ends ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("evaluate", "told"), [("2", "the held-out loss"), ("0", "the loss of a micro-batch")])
+def test_weights_that_the_last_step_has_spoilt_are_not_saved(
+    evaluate: str, told: str, recipe: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No loss of a step follows it; of two checkpoints, of which one may stay, the good one does."""
+    run, steps = tmp_path / "run", ["--run.steps", "2", "--optimizer.warmup", "0"]
+    keeps = ["--run.evaluate-every", evaluate, "--run.checkpoint-every", "1", "--run.checkpoint-keep", "1"]
+    with pytest.MonkeyPatch.context() as rate:
+        rate.setattr("tensor3d.optim.LRSchedule.at", lambda _, step: 1e38 if step else 1e-3)
+        assert pretrain.main(arguments(recipe, run, *steps, *keeps, corpus=corpus)) == 2
+    assert f"{told} with the weights after step 2 is nan" in capsys.readouterr().err
+    assert [found.name for found in (run / "checkpoints").glob("step-*")] == ["step-00000001"]
+    if evaluate != "0":
+        assert pretrain.main(arguments(recipe, run, "--resume", str(run), *steps, *keeps, corpus=corpus)) == 0
+
+
 def test_the_target_accuracy_ends_the_run(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     more = ["--run.target-accuracy", "1e-6", "--run.steps", "30", "--run.checkpoint-every", "30", "--run.mllog"]

@@ -42,14 +42,15 @@ def summary(
     """Lines of the closing table.
 
     Args:
-        history: steps of this process; one that was resumed has not done the earlier ones.
+        history: steps of this process; one that was resumed has not done the earlier ones, and none at all where an
+            evaluation was all that was left.
         evaluations: its held-out evaluations.
         entropy: of the corpus' unigrams, nats.
         memories: its looks at memory.
         first: the first step in the run's journal, as a record. Default: that of the history.
         more: rows behind those that come from the metrics.
     """
-    rows = [*_losses(history, entropy, vars(history[0]) if first is None else first)]
+    rows = [*_losses(history, entropy, vars(history[0]) if first is None else first)] if history else []
     if evaluations:
         held_out = evaluations[-1]
         rows.append(("held-out masked-LM loss", f"{held_out.masked_lm_loss:.3f} nats"))
@@ -57,16 +58,20 @@ def summary(
         if held_out.replaced_token_loss is not None:
             rows.append(("held-out replaced-token loss", f"{held_out.replaced_token_loss:.4f} nats"))
             rows.append(("held-out replaced-token accuracy", f"{held_out.replaced_token_accuracy:.1%}"))
-    rows += [
+    rows += _steps(history) if history else []
+    if memories:
+        rows.append(_memory(memories[-1].peak_bytes))
+    return table([*rows, *more], numbers=True)
+
+
+def _steps(history: Sequence[StepMetrics]) -> Rows:
+    return [
         ("fill of the packs", f"{statistics.fmean(m.fill for m in history):.2%}"),
         ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
         *_speed(history),
         ("collectives a step", f"{history[-1].collectives}"),
         ("received a step by rank 0", in_bytes(history[-1].bytes_received)),
     ]
-    if memories:
-        rows.append(_memory(memories[-1].peak_bytes))
-    return table([*rows, *more], numbers=True)
 
 
 def table(rows: Sequence[tuple[str, str]], *, numbers: bool = False) -> list[str]:
@@ -101,8 +106,11 @@ def _has_losses(step: Mapping[str, Any]) -> bool:
 def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, Any]) -> Rows:
     # A skipped step may have a loss that is not finite.
     last = [m.masked_lm_loss for m in history[-20:] if math.isfinite(m.masked_lm_loss)]
-    end = statistics.fmean(last) if last else math.nan
-    side = "below" if end < entropy else "above"
+    ended, side = "not finite in any of the last steps", ""
+    if last:
+        end = statistics.fmean(last)
+        ended = f"{end:.3f} nats"
+        side = f"; the loss is {abs(end - entropy):.3f} {'below' if end < entropy else 'above'} it"
     begun, resumed = first["step"], history[0].step
     rows = [(f"masked-LM loss, step {begun}", f"{float(first['masked_lm_loss']):.3f} nats")]
     # All of the loss, as the page of tools.report begins with.
@@ -111,8 +119,8 @@ def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, 
     if resumed != begun:
         rows.append((f"masked-LM loss, step {resumed} (resumed)", f"{history[0].masked_lm_loss:.3f} nats"))
     rows += [
-        (f"masked-LM loss, mean of last {len(last)}", f"{end:.3f} nats"),
-        ("unigram entropy of the corpus", f"{entropy:.3f} nats; the loss is {abs(end - entropy):.3f} {side} it"),
+        (f"masked-LM loss, mean of last {len(last)}" if last else "masked-LM loss", ended),
+        ("unigram entropy of the corpus", f"{entropy:.3f} nats{side}"),
     ]
     newest, recent = history[-1], history[-20:]
     told = [m.replaced_token_loss for m in recent if m.replaced_token_loss is not None]

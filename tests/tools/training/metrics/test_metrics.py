@@ -94,6 +94,15 @@ def test_the_table_of_a_run_with_skipped_steps() -> None:
     assert "mean of last 1" in told
     assert "6.000 nats" in told
     assert "25.0% of the peak" in told
+    nothing = [" ".join(line.split()) for line in summary([skipped], [], 5.0)]
+    assert "masked-LM loss not finite in any of the last steps" in nothing
+    assert "unigram entropy of the corpus 5.000 nats" in nothing
+
+
+def test_the_table_of_a_run_that_had_an_evaluation_left_alone() -> None:
+    """A signal had come while it was at its last one."""
+    told = summary([], [evaluation(6, 4.0)], 5.0, [MemoryMetrics(step=6, peak_bytes=[2**20])])
+    assert [line.split()[0] for line in told] == ["held-out", "held-out", "peak"]
 
 
 # The best evaluation
