@@ -435,4 +435,25 @@ MUTATIONS = (
         new="",
         tests=("tests/tools/bench/test_operators.py",),
     ),
+    Mutation(
+        "an-output-takes-the-place-of-an-input",
+        "tools/common/files.py",
+        old="path.is_file() and other.is_file() and path.samefile(other)",
+        new="False",
+        tests=("tests/tools/common/test_files.py::test_no_output_takes_the_place_of_an_input",),
+    ),
+    Mutation(
+        "the-last-of-two-keys-counts",
+        "tensor3d/files.py",
+        old="if len(found) != len(pairs):",
+        new="if len(found) > len(pairs):",
+        tests=("tests/tools/packing/test_main.py::test_a_file_that_is_no_histogram_is_named",),
+    ),
+    Mutation(
+        "a-run-begins-anew-where-its-checkpoint-is-no-folder",
+        "tools/training/run_plan.py",
+        old="if not found and (strange",
+        new="if found and (strange",
+        tests=("tests/tools/training/test_trainer.py::test_no_run_begins_anew_where_a_checkpoint_is_no_folder",),
+    ),
 )
