@@ -29,7 +29,7 @@ from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_ran
 from tensor3d.files import check_folder, read_file, remove, what_is_wrong
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
-from tools.common.bounds import LANGUAGE, AtLeast, check_bounds
+from tools.common.bounds import LANGUAGE, AtLeast, Positive, check_bounds
 from tools.common.cli import cube_of, run_folder
 from tools.common.files import check_unlocked, parsed_json, write_file
 from tools.common.log import lasting_streams
@@ -297,7 +297,7 @@ class TrainCommand:
     """Tokens that a token sees, itself and those before it. Default: all."""
     tied: bool = True
     """Whether the projection to the vocabulary uses the embedding's weight."""
-    lr: float = 3e-3
+    lr: Annotated[float, Positive()] = 3e-3
     """Peak of the learning rate, reached after a tenth of the steps; then a cosine down to a tenth of it."""
     seed: Annotated[int, AtLeast(0)] = 0
     """Of weights and of the order of the texts."""

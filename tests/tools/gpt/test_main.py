@@ -132,6 +132,7 @@ def test_a_cube_of_several_processes_is_answered_with_the_command(
         (["--window", "0"], "window must be at least 1, or None. Got 0"),
         (["--preset", "huge"], "preset must be one of tiny, small. Got 'huge'"),
         (["--lr", "0"], "lr must be above 0"),
+        (["--lr", "1e39"], "lr must be at most 3.4e+38"),
         (["--source", "/no/such/text"], "/no/such/text"),
     ],
 )
