@@ -339,6 +339,6 @@ def _embedded(part: str) -> Iterator[Candidates]:
         found = Candidates(query=first, where=where, id=str(number))
         found.add(rest, 1, where, graded=True)
         for other, own in by_word.items():
-            if other != first:
+            if other != first and own:  # of few sentences, none may begin so
                 found.add(own[number % len(own)], 0, where, graded=True)
         yield found
