@@ -45,7 +45,7 @@ _GATHERED_BYTES = 16  # of an element's weight: packed, received, read and copie
 # Operators of both, which take all parameters at once, eager and beside regions, of which each block has two; and of
 # each parameter's gradient.
 _UPDATE_OPERATORS: Mapping[OptimizerName, tuple[int, int]] = MappingProxyType(
-    {"adamw": (14, 14), "lamb": (30, 40), "stable_adamw": (55, 55)}
+    {"adamw": (14, 14), "lamb": (30, 40), "stable_adamw": (59, 57)}
 )
 _OPERATORS_OF_A_GRADIENT = 2
 
