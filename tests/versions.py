@@ -46,8 +46,8 @@ SHOWN = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 EXTRAS = "pretrain,corpus,dev"
 # What depends on those libraries, in at most ten minutes on two cores.
 TIER = (
-    *("attention", "batches", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
-    *("launch/test_local.py", "parallelize", "sharding", "testing"),
+    *("attention", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
+    *("launch/test_local.py", "parallelize", "sharding"),
     *("test_imports.py", "test_torch_private.py", "test_versions.py"),
     *("tools/bench/test_kernels.py", "tools/common/test_quick_help.py", "tools/convert", "tools/corpus/tokenizers"),
     *("tools/predict", "tools/training/test_dry_step.py", "tools/training/test_profiling.py"),
