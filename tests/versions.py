@@ -53,7 +53,7 @@ TIER = (
     *("tools/predict", "tools/training/test_dry_step.py", "tools/training/test_profiling.py"),
     *("tools/training/test_trainer.py",),
 )
-SELECTION = ("-m", "not slow and not long", "-n", "2", "--dist", "loadscope", "--timeout", "300", "-q")
+SELECTION = ("-m", "not slow and not long", "-n2", "--dist=loadscope", "--timeout=300", "-q", "--durations=60")
 
 
 @dataclass(frozen=True, kw_only=True)
