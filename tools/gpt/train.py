@@ -32,6 +32,7 @@ from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, check_bounds
 from tools.common.cli import cube_of, run_folder
 from tools.common.files import check_unlocked, parsed_json, write_file
+from tools.common.idle_options import IdleRule
 from tools.common.log import lasting_streams
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
@@ -338,6 +339,10 @@ class TrainCommand:
         k = fit_packs_per_rank(self.batch, shape, None)
         check_rows(shape, k, self.length)
         check_new(self.output, taken=False)
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        reaches = self.window is None or self.window < self.length
+        return (IdleRule(("window",), reaches, f"texts that are longer, and --length is {self.length}"),)
 
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
