@@ -322,6 +322,9 @@ def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     is left in it."""
     with ExitStack() as held:  # by rank 0
         folder = run_on_rank0(cube, lambda: plan.take_folder(held))
+        if plan.resume is not None:
+            # What a kill has left there: with the folder nobody writes to it, so that no time has to pass first.
+            run_on_rank0(cube, lambda: clean(folder / "checkpoints", older_than=0.0), any_time=True)
         return run_in(folder, plan, cube, watch)
 
 
@@ -334,7 +337,6 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     if done is not None:
         if first:
             tell_ended(done)
-            clean(done.checkpoint.parent)  # of what a kill has left there
         return 0
     info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first), any_time=True)
     corpus = run_on_all_ranks(cube, lambda: load_same_corpus(plan, info))

@@ -380,7 +380,12 @@ def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
     def restore() -> None:
         _write_begun(command, corpus)
 
-    run_on_rank0(cube, lambda: check_new(command.output, taken=True))
+    def take() -> None:
+        check_new(command.output, taken=True)
+        if os.path.lexists(command.output / _RUN):  # broken off, maybe in its save
+            remove(command.output / CHECKPOINTS)
+
+    run_on_rank0(cube, take)
     log = GptLog(directory=command.output, steps=command.steps, shown=cube.rank == 0, restore=restore)
     # It saves at its end alone.
     schedule = LoopSchedule(
