@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 
 from models.bert.huggingface import GENERATOR, open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.checkpoint.directory import without_folder
+from tensor3d.checkpoint.directory import clean, without_folder
 from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.distributed.watchdog import PREEMPTED, Watchdog
 from tools.common.cli import cube_of, run_main
-from tools.common.files import check_unlocked, remove
+from tools.common.files import check_unlocked, make_folder, remove
 from tools.common.log import lasting_streams, progress, take_verbose
 from tools.common.machine import environment, write_json
 from tools.common.units import in_bytes
@@ -64,7 +64,10 @@ _log = logging.getLogger("tools.pretrain")
 
 def prepare_corpus(plan: RunPlan, *, shown: bool) -> CorpusFacts:
     """The corpus of the recipe; fast where it is prepared already. With an exchange a machine need not have all shards,
-    so a folder that is there is not prepared again. Samples are taken as they are."""
+    so a folder that is there is not prepared again. Samples are taken as they are.
+
+    Other runs may read the folder: one whose checkpoint does not fit what would take its place is refused before.
+    """
     data, folder = plan.recipe.data, plan.corpus
     if is_samples(folder) or (plan.exchange and folder.is_dir()):
         return read_facts(folder)
@@ -77,6 +80,7 @@ def prepare_corpus(plan: RunPlan, *, shown: bool) -> CorpusFacts:
         shards=data.shards,
         language=data.language,
         progress=shown,
+        check=lambda draft: check_checkpoint(plan, draft),
     )
 
 
@@ -156,11 +160,12 @@ def write_model(plan: RunPlan, corpus: TrainingCorpus, folder: Path) -> None:
 
 def _keep_settings(start_from: Path, folder: Path) -> None:
     """Of a model of the library: what its config.json says besides, for `tools.convert to-hf`."""
-    path = folder / HUGGINGFACE / CONFIG
+    path, settings = folder / HUGGINGFACE / CONFIG, None
     with suppress(ValueError):  # a checkpoint alone, whose run has no model.json
-        if not path.exists() and (settings := open_weights(latest_checkpoint(start_from)).settings) is not None:
-            path.parent.mkdir(exist_ok=True)
-            write_json(path, settings)
+        settings = None if path.exists() else open_weights(latest_checkpoint(start_from)).settings
+    if settings is not None:
+        make_folder(path.parent)
+        write_json(path, settings)
 
 
 # --- Pre-trains a BERT ------------------------------------------------------------------------------------------------
@@ -197,11 +202,13 @@ def carry_out(plan: RunPlan, words: Sequence[str]) -> int:
         print(dry_run(plan))
         return 0
     if plan.purpose == "prepare":
+        if tell_ended(ended_run(plan)):
+            return 0
         if plan.output is not None or plan.resume is not None:
             check_unlocked(next(plan.run_folders()))
         info = prepare_corpus(plan, shown=True)
         prepare_packs(plan)
-        check_checkpoint(plan)
+        check_checkpoint(plan, plan.corpus)
         print(prepared(plan, info, words))
         return 0
     with lasting_streams():
@@ -233,19 +240,64 @@ def dry_run(plan: RunPlan) -> str:
     return report(plan.recipe, plan.shape, read_facts(plan.corpus) if known else None)
 
 
-def check_checkpoint(plan: RunPlan) -> None:
-    """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe."""
-    corpus = open_corpus(plan.corpus)
+def check_checkpoint(plan: RunPlan, folder: Path) -> None:
+    """Raises ValueError where `--resume` or `--start-from` names a checkpoint that does not fit the recipe, or the
+    corpus in a folder."""
+    corpus = open_corpus(folder)
 
     def check(found: Path) -> Path:
-        progress = checkpoint.read_progress(found)
-        if plan.resume != AUTO or ended(progress, plan.recipe) is None:
-            check_resume(progress, plan.recipe, corpus)
+        check_resume(checkpoint.read_progress(found), plan.recipe, corpus)
         return found
 
     goes_on = first_intact(plan.resume_candidates(), check, damaged=lambda _: None)
     if goes_on is None and plan.start_from is not None:
         check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus)
+
+
+class EndedRun(NamedTuple):
+    """A run of which nothing is left to do."""
+
+    checkpoint: Path
+    """The last one, which is whole."""
+    ending: Ending
+    damaged: tuple[str, ...]
+    """What is wrong with later ones."""
+
+
+def ended_run(plan: RunPlan) -> EndedRun | None:
+    """The run that `--resume auto` would go on with, where it has come to its end. Its corpus is not looked at, which
+    may have made way for another one's.
+
+    Raises:
+        ValueError: what a checkpoint says of its run cannot be read.
+    """
+
+    def look(found: Path) -> tuple[Path, Ending | None]:
+        reason = ended(checkpoint.read_progress(found), plan.recipe)
+        # Nothing will be loaded, so that nobody else would notice.
+        if reason is not None and (problems := checkpoint.verify(found)):
+            raise checkpoint.DamagedError(f"{'; '.join(problems)}.")
+        return found, cast("Ending | None", reason)
+
+    if plan.resume != AUTO:
+        return None
+    damaged: list[str] = []
+    found, ending = first_intact(plan.resume_candidates(), look, damaged.append) or (None, None)
+    return None if found is None or ending is None else EndedRun(found, ending, tuple(damaged))
+
+
+def tell_ended(run: EndedRun | None) -> bool:
+    """Whether there is one."""
+    if run is None:
+        return False
+    for problem in run.damaged:
+        tell_damage(problem)
+    _log.info("%s is the end of its run (%s): there is nothing left to do.", run.checkpoint, _ENDINGS[run.ending])
+    return True
+
+
+def tell_damage(problem: str) -> None:
+    _log.warning("tools.pretrain: %s Trying the one before.", problem)
 
 
 def train(plan: RunPlan) -> int:
@@ -270,6 +322,9 @@ def run(plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     is left in it."""
     with ExitStack() as held:  # by rank 0
         folder = run_on_rank0(cube, lambda: plan.take_folder(held))
+        if plan.resume is not None:
+            # What a kill has left there: with the folder nobody writes to it, so that no time has to pass first.
+            run_on_rank0(cube, lambda: clean(folder / "checkpoints", older_than=0.0), any_time=True)
         return run_in(folder, plan, cube, watch)
 
 
@@ -278,15 +333,16 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     first, recipe = cube.rank == 0, plan.recipe
     mllog = MLPerfLog(shown=recipe.run.mllog and first)
     mllog.starting()
+    done = run_on_rank0(cube, lambda: ended_run(plan), any_time=True)
+    if done is not None:
+        if first:
+            tell_ended(done)
+        return 0
     info = run_on_rank0(cube, lambda: prepare_corpus(plan, shown=first), any_time=True)
     corpus = run_on_all_ranks(cube, lambda: load_same_corpus(plan, info))
     with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, plan.exchange) as feed:
         trainer = PretrainTrainer(recipe, cube, feed, corpus, watch=watch)
         found = resume_or_start(plan, cube, trainer)
-        if (ended := trainer.state.ending) is not None:
-            if first:
-                _log.info("%s is the end of its run (%s): there is nothing left to do.", found, _ENDINGS[ended])
-            return 0
         around = environment(cube)
 
         def restore() -> None:
@@ -376,12 +432,12 @@ def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path
     every rank."""
 
     def resume(found: Path) -> Path:
-        trainer.resume(found, finished=plan.resume == AUTO)
+        trainer.resume(found)
         return found
 
     def damaged(problem: str) -> None:
         if cube.rank == 0:
-            _log.warning("tools.pretrain: %s Trying the one before.", problem)
+            tell_damage(problem)
 
     candidates = run_on_rank0(cube, plan.resume_candidates)
     if candidates and candidates[0] != plan.resume and cube.rank == 0:  # nobody has named this one

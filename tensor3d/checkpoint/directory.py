@@ -290,8 +290,13 @@ def discard(path: Path) -> None:
             _remove(trash)
 
 
-def clean(directory: Path) -> None:
-    """Takes away what a killed run has left, as far as that can be done. Raises nothing."""
+def clean(directory: Path, *, older_than: float = ABANDONED) -> None:
+    """Takes away what a killed run has left, as far as that can be done. Raises nothing.
+
+    Args:
+        older_than: seconds without a change; before that another run may be writing. 0 is for who knows that there is
+            none.
+    """
     try:
         for path in sorted(directory.glob("step-*.old")):
             if os.path.lexists(path.with_suffix("")):
@@ -302,16 +307,16 @@ def clean(directory: Path) -> None:
         _warn(problem)
     for path in _listed(directory, ".trash"):
         _remove(path)
-    sweep(directory)
+    sweep(directory, older_than=older_than)
 
 
-def sweep(directory: Path) -> None:
+def sweep(directory: Path, *, older_than: float = ABANDONED) -> None:
     """Takes away what another run has begun and not gone on with for 10 minutes: before that it may be alive. And links
     in such places, which no run puts there."""
     for path in (*_listed(directory, ".partial"), *_listed(directory, TOKEN)):
-        if path.is_symlink() or _age(path) > ABANDONED:
+        if path.is_symlink() or _age(path) >= older_than:
             _remove(path)
-    sweep_drafts(directory)
+    sweep_drafts(directory, older_than=older_than)
 
 
 def _listed(directory: Path, ending: str) -> list[Path]:

@@ -318,12 +318,14 @@ def test_a_checkpoint_of_another_run(
     folder = finished / "checkpoints" / "step-00000003"
     before = sorted(finished.rglob("*"))
     corpus = tmp_path / "corpus"
-    shutil.copytree(recipe.parent / "corpus", corpus)  # another seed prepares it anew
+    shutil.copytree(recipe.parent / "corpus", corpus)  # another seed would prepare it anew
+    made = (corpus / "corpus.json").read_bytes()
     call = [str(recipe), "--corpus", str(corpus), "--resume", str(folder), *more]
     for alone in ([], ["--prepare-only", "--cube", "1x2x1"]):  # also before any other process is started
         assert pretrain.main([*call, *alone]) == 2
         assert message in capsys.readouterr().err
     assert sorted(finished.rglob("*")) == before
+    assert (corpus / "corpus.json").read_bytes() == made, "other runs go on with it"
 
 
 def refused_everywhere(recipe: Path, output: Path, more: list[str]) -> int:

@@ -140,6 +140,15 @@ def test_the_page_says_of_the_first_step_what_a_resumed_run_ends_with(tmp_path: 
     assert told["received a step by rank 0"] == shown["received a step by rank 0"]
 
 
+def test_the_overview_counts_as_the_closing_table_does(tmp_path: Path) -> None:
+    """A skipped step without a finite loss makes no earlier one the last, and step 1 has packs like any other."""
+    lines = [step_line(step, loss=2.0 if step > 1 else 100.0, fill=1.0 if step > 1 else 0.58) for step in range(1, 21)]
+    run = write(tmp_path / "run", *lines, step_line(21, loss="inf", fill=1.0))
+    shown = {row[0]: row[1] for row in cells(made(tmp_path, run)) if len(row) == 2}
+    assert shown["loss, mean of the last 20"] == "2.000"
+    assert shown["fill of the packs, mean"] == "98.00%"
+
+
 def test_points_are_those_of_the_journal(tmp_path: Path) -> None:
     text = made(tmp_path, write(tmp_path / "run", *LINES, END))
     data, steps = drawn(text), LINES[:30]

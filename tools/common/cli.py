@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Union
+from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
 import torch.distributed as dist
 import tyro
@@ -26,6 +26,7 @@ from tensor3d.distributed.object_collectives import format_error, run_on_rank0
 from tensor3d.distributed.process_group import is_launched, place
 from tools.common import log
 from tools.common.files import lock_folder
+from tools.common.idle_options import IdleRule, tell_idle_options
 from tools.common.option_names import with_options
 from tools.common.parse import parse_options
 
@@ -112,6 +113,14 @@ class Command(Protocol):
         """Returns the exit status; raises ValueError or OSError for what the user can mend."""
 
 
+@runtime_checkable
+class HasIdleRules(Protocol):
+    """A command some of whose options change nothing beside others."""
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        """What options need; those of a command that `check` has taken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CubeCommand(ABC):
     """A command that runs on the ranks of a cube; it has the options `cube` and `data_parallel`."""
@@ -169,6 +178,8 @@ def run_command(
         if isinstance(command, CubeCommand):
             command.check()
             check_started(command.shape, name, words)
+        if isinstance(command, HasIdleRules):
+            tell_idle_options(command, command.idle_rules())
         return command.run()
 
     return run_main(name, run, verbose=verbose, refused=refused, options=type(command))

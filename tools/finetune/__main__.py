@@ -15,7 +15,14 @@ from tools.common.log import lasting_streams, take_verbose
 from tools.common.parse import parse_options
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
-from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, settings_for, start_files
+from tools.finetune.embed_data import (
+    MAX_LENGTH,
+    EmbedData,
+    encoder_folder,
+    is_collection,
+    settings_for,
+    start_files,
+)
 from tools.finetune.embed_task import embed_task
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task
@@ -47,7 +54,11 @@ class _TextCommand(FinetuneCommand):
 
     def data_rules(self) -> Sequence[Rule]:
         data = self.settings.data
-        return [Rule("data", data, ("separator",), data.multi_label, "data.multi_label = true")]
+        of_test = ("test_text", "test_text_b", "test_id", "test_header", "test_labels")
+        return [
+            Rule("data", data, ("separator",), data.multi_label, "data.multi_label = true"),
+            Rule("data", data, of_test, data.test is not None, "data.test"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +117,10 @@ class TagCommand(FinetuneCommand):
     settings: Annotated[TagConfig, tyro.conf.arg(name="")] = field(default_factory=TagConfig)
     """The recipe's values, each of which can be given here."""
 
+    def data_rules(self) -> Sequence[Rule]:
+        data = self.settings.data
+        return [Rule("data", data, ("test_tags",), data.test is not None, "data.test")]
+
 
 # --- `rank` as a command ----------------------------------------------------------------------------------------------
 
@@ -130,7 +145,9 @@ class RankCommand(FinetuneCommand):
     def data_rules(self) -> Sequence[Rule]:
         data = self.settings.data
         return [
-            Rule("data", data, ("margin",), data.loss == "margin", f"data.loss = 'margin', and it is {data.loss!r}")
+            Rule("data", data, ("margin",), data.loss == "margin", f"data.loss = 'margin', and it is {data.loss!r}"),
+            Rule("data", data, ("bad",), data.loss != "pointwise", "a loss that compares the passages of a query"),
+            Rule("data", data, ("test_grades",), data.test is not None, "data.test"),
         ]
 
 
@@ -169,7 +186,17 @@ class EmbedCommand(FinetuneCommand):
 
     def data_rules(self) -> Sequence[Rule]:
         data = self.settings.data
-        return [Rule("data", data, ("temperature",), data.loss == "in-batch", "data.loss = 'in-batch'")]
+        named = {"dev": data.dev, "test": data.test}
+        folders = {part: name is not None and is_collection(Path(name)) for part, name in named.items()}
+        measured = any(name is not None and not folders[part] for part, name in named.items())
+        of_files = ("eval_anchor", "eval_positive", "eval_score")
+        return [
+            Rule("data", data, ("temperature", "cache"), data.loss == "in-batch", "data.loss = 'in-batch'"),
+            Rule("data", data, ("score",), data.loss == "cosine", "data.loss = 'cosine'"),
+            Rule("data", data, ("top_score",), data.scored_by is not None, "scores, and no column of any is read"),
+            Rule("data", data, of_files, measured, "data.dev or data.test as a file"),
+            *(Rule("data", data, (f"{part}_split",), folders[part], f"data.{part} as a folder") for part in folders),
+        ]
 
 
 # --- The command ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from models.bert.huggingface import WeightSource, open_weights
 from models.bert.huggingface.config import CROSS_ENCODER
 from tensor3d import Cube, CubeShape
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.files import make_folder
 from tools.common.machine import write_json
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
@@ -55,7 +56,7 @@ class InitModel:
             return
         keep_tokenizer(self.tokenizer_folder, folder)
         if self.weights.settings is not None:
-            (folder / HUGGINGFACE).mkdir(exist_ok=True)
+            make_folder(folder / HUGGINGFACE)
             kept = {name: value for name, value in self.weights.settings.items() if name not in _OF_A_HEAD}
             write_json(folder / HUGGINGFACE / CONFIG, kept)
 
@@ -121,7 +122,7 @@ def _install(model: ModelSection, folder: Path) -> None:
     if (folder / SETTINGS).exists():
         return
     assert model.vocab is not None, "checked by the section"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if model.vocab == EMBEDDED:
         with TemporaryDirectory(dir=folder) as passing:
             file = Path(passing) / "tokenizer.model"

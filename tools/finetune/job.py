@@ -81,7 +81,8 @@ class FinetuneCommand:
         recipe, model = self.settings, self.settings.model
         of_fresh = ("preset", "std", "lowercase", "strip_accents")
         fresh = Rule("model", model, of_fresh, model.vocab is not None, "a model that begins with model.vocab")
-        rules = (*optimizer_rules(recipe.optimizer), *precision_rules(recipe.precision), *self.data_rules())
+        of_file = Rule("model", model, of_fresh[2:], (model.vocab or ".txt").endswith(".txt"), "a vocab.txt")
+        rules = (of_file, *optimizer_rules(recipe.optimizer), *precision_rules(recipe.precision), *self.data_rules())
         return told_of((fresh, *rules))
 
     def data_rules(self) -> Sequence[Rule]:

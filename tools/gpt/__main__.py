@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tools.common.cli import check_started, parse_command, refuse_empty, run_main
+from tools.common.idle_options import tell_idle_options
 from tools.common.log import take_verbose
 from tools.gpt.generate import GenerateCommand
 from tools.gpt.train import TrainCommand
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_empty(words, "--output", "--corpus", "--source")
         command.check()
         check_started(command.shape, "tools.gpt", words)
+        tell_idle_options(command, command.idle_rules())
         return command.run()
 
     return run_main("tools.gpt", run, verbose=verbose, options=type(command))

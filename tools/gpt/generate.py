@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tools.common.bounds import AtLeast, check_bounds
 from tools.common.cli import cube_of
+from tools.common.idle_options import IdleRule
 from tools.corpus.quick.sentencepiece_tokenizer import CLS, SEP, load_tokenizer
 from tools.gpt import train as run_folder
 
@@ -52,6 +54,16 @@ class GenerateCommand:
         _ = self.sampling
         run_folder.read_config(self.run_folder).check(self.shape)
         run_folder.newest_weights(self.run_folder)
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        return (
+            IdleRule(("top_k", "seed"), self.temperature > 0, "draws, and at --temperature 0 there is none"),
+            IdleRule(
+                ("temperature", "seed"),
+                self.top_k != 1 or self.temperature == 0,
+                "draws among several tokens, and --top-k is 1",
+            ),
+        )
 
     def run(self) -> int:
         """Generates, on every rank, and prints on the first. The exit status."""

@@ -32,6 +32,7 @@ from tensor3d.packing import StreamPacker
 from tools.common.bounds import LANGUAGE, AtLeast, Positive, check_bounds
 from tools.common.cli import cube_of, run_folder
 from tools.common.files import check_unlocked, parsed_json, write_file
+from tools.common.idle_options import IdleRule
 from tools.common.log import lasting_streams
 from tools.common.machine import write_json
 from tools.corpus.quick.corpus_info import Corpus, load_corpus
@@ -339,6 +340,10 @@ class TrainCommand:
         check_rows(shape, k, self.length)
         check_new(self.output, taken=False)
 
+    def idle_rules(self) -> Sequence[IdleRule]:
+        reaches = self.window is None or self.window < self.length
+        return (IdleRule(("window",), reaches, f"texts that are longer, and --length is {self.length}"),)
+
     def run(self) -> int:
         """Trains, on every rank. The exit status."""
         with lasting_streams(), cube_of(self.shape) as cube, run_folder(self.output, cube):
@@ -375,7 +380,12 @@ def _train(command: TrainCommand, cube: Cube, corpus: Corpus) -> None:
     def restore() -> None:
         _write_begun(command, corpus)
 
-    run_on_rank0(cube, lambda: check_new(command.output, taken=True))
+    def take() -> None:
+        check_new(command.output, taken=True)
+        if os.path.lexists(command.output / _RUN):  # broken off, maybe in its save
+            remove(command.output / CHECKPOINTS)
+
+    run_on_rank0(cube, take)
     log = GptLog(directory=command.output, steps=command.steps, shown=cube.rank == 0, restore=restore)
     # It saves at its end alone.
     schedule = LoopSchedule(

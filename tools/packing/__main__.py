@@ -17,6 +17,7 @@ from tensor3d.data.masking import MASKED_SHARE, MaskingRules, masked_counts
 from tensor3d.packing import PLANNERS, Limits, StreamPacker, fingerprint_of, save_plan
 from tools.common.cli import run_command
 from tools.common.files import check_output
+from tools.common.idle_options import IdleRule
 from tools.common.log import progress
 from tools.packing.balance import BalanceCommand
 from tools.packing.histogram import HistogramSource
@@ -41,6 +42,12 @@ class PlanCommand(HistogramSource):
     """Tokens to guess in a pack, at most, where --masked-share of each sequence are guessed. Default: no limit."""
     masked_share: float = MASKED_SHARE
     """Share of the tokens that are guessed, at most 0.8."""
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        return (
+            *super().idle_rules(),
+            IdleRule(("masked_share",), self.masked_per_pack is not None, "the limit of --masked-per-pack"),
+        )
 
     def run(self) -> int:
         if self.method not in PLANNERS:
@@ -80,6 +87,9 @@ class StreamCommand(HistogramSource):
     """To draw; --seed chooses them."""
     json: bool = False
     """Print a JSON object instead of text."""
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        return ()  # its seed draws sequences, too
 
     def run(self) -> int:
         if self.sequences < 1:

@@ -18,6 +18,7 @@ from models.bert import PRESETS
 from models.bert.cost_model.flops import work
 from tensor3d.packing import PLANNERS, PackingPlan
 from tensor3d.packing.balance import Method, Work, deal, imbalance
+from tools.common.idle_options import IdleRule
 from tools.common.log import progress
 from tools.common.machine import format_table
 from tools.common.plotting import COLOURS, DASHES, MARKERS, check_picture, mark, new_figure, plain, plain_numbers, save
@@ -79,6 +80,10 @@ class BalanceCommand(HistogramSource):
     """Print a list of JSON objects instead of tables."""
     plot: Path | None = None
     """PNG file of imbalance against ranks."""
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        # Its seed draws batches, too.
+        return (IdleRule(("method", "max_sequences"), self.packed, "packs, and with --no-packed sequences are dealt"),)
 
     def run(self) -> int:
         """Measures and prints; returns the exit status.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from tensor3d.data import ShardedPairs
 from tools.common.files import parsed_json, read_file
+from tools.common.idle_options import IdleRule
 from tools.corpus.quick.corpus_info import load_corpus
 
 REMEDY = (
@@ -31,6 +33,10 @@ class HistogramSource:
     """Token slots of a pack. Default: the last length of the histogram. A corpus needs it; it cuts pairs there."""
     seed: int = 0
     """Draws the pairs of a corpus."""
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        """What options need."""
+        return (IdleRule(("seed",), self.corpus is not None, "the pairs of a --corpus"),)
 
     def lengths(self) -> tuple[NDArray[np.int64], int]:
         """Sequences by length, and the capacity.

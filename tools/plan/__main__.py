@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from tensor3d.cost_model.step_time import Overlap
 from tensor3d.data.masking import MASKED_SHARE
 from tools.common.cli import run_main
 from tools.common.files import check_output, write_file
+from tools.common.idle_options import IdleRule, tell_idle_options
 from tools.common.log import progress, take_verbose
 from tools.common.machine import format_table, write_json
 from tools.common.parse import parse_options
@@ -168,12 +169,34 @@ class PlanCommand:
             raise ValueError(
                 "--check compares times of one machine. Name its --cluster, which bench collectives writes."
             )
+        alone = "--headline" if self.headline else "--check" if self.check else None
+        for option in ("output", "html"):
+            if alone is not None and getattr(self, option) is not None:
+                raise ValueError(f"{alone} prints a table, and writes no --{option}. Leave one of them out.")
         read = [*self.check, *([] if self.cluster is None else [Path(self.cluster)])]
         check_output(self.output, others=read)
         check_output(self.plot, "--plot", others=[*read, self.output])
         check_output(self.html, "--html", others=[*read, self.output, self.plot])
         if self.html is not None:
             check_library("--html")
+
+    def idle_rules(self) -> Iterator[IdleRule]:
+        """What options need; those of a command that `validate` has taken."""
+        machine = {"cluster", "gpu", "nodes", "per_node", "flops", "fp8_flops", "efficiency", "memory"}
+        links = {"inside_bandwidth", "inside_latency", "across_bandwidth", "across_latency"}
+        if self.headline or self.check:
+            used = {"headline"} if self.headline else {"check", "compute", "memory_bandwidth"} | machine | links
+            rest = tuple(field.name for field in dataclasses.fields(self) if field.name not in used)
+            one = "--headline, whose machine and model are those of a paper" if self.headline else "--check"
+            yield IdleRule(rest, False, f"a plan, and not for {one}")
+            return
+        yield IdleRule(("model",), self.model_folder is None, "a preset, and the sizes are those of --model-folder")
+        yield IdleRule(("fp8_flops",), self.fp8 != "off", "products in FP8, of --fp8")
+        yield IdleRule(("shadow_weights",), self.compute != "fp32", "another --compute than fp32")
+        yield IdleRule(("top", "all"), self.ranks is None, "the plans of one cluster, and --ranks are several")
+        yield IdleRule(("top",), not self.all, "some of the plans, and --all shows all")
+        across = self.cluster is not None or self.ranks is not None or (self.nodes or 1) > 1
+        yield IdleRule(("across_bandwidth", "across_latency"), across, "several nodes")
 
     def machines(self, ranks: int | None = None) -> Cluster:
         """The cluster, or one like it with so many ranks.
@@ -359,6 +382,7 @@ def run(command: PlanCommand) -> int:
         ValueError: what is asked for cannot be.
     """
     command.validate()
+    tell_idle_options(command, command.idle_rules())
     if command.headline:
         print(headline())
         return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -20,6 +20,7 @@ from tensor3d.distributed.process_group import is_launched
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.common.files import check_output, draft, not_plain_text
 from tools.common.garbage import loaded_objects_left_alone
+from tools.common.idle_options import IdleRule
 from tools.corpus.quick.text_sources import has_cr_alone
 from tools.corpus.tokenizers.base import InTexts
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
@@ -43,6 +44,10 @@ from tools.training.factory import TYPES
 
 _log = logging.getLogger("tools.predict")
 _STDIN = Path("-")
+_IN_WORDS = {"jsonl": "lines of JSON", "npy": "an array", "parquet": "Parquet", "conll": "words with their tags"}
+_SAME = {"jsonl": ("ndjson", "json"), "conll": ("tsv",)}
+_FORMATS = ("jsonl", "ndjson", "json", "csv", "tsv", "npy", "npz", "parquet", "arrow", "xlsx", "conll")
+"""Suffixes by which other programs know what is in a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +113,35 @@ class PredictCommand(CubeCommand):
             raise ValueError(f"--batch-tokens must be at least 1. Got {self.batch_tokens}.")
         if not self.wait >= 0:
             raise ValueError(f"--wait must be at least 0 seconds. Got {self.wait}.")
+        self._check_name()
         if not is_launched():  # else it is the first rank's alone
             self._check_output()
         check_folder(self.model, self.task, self.shape, max_length=self.max_length)
+
+    @property
+    def written(self) -> str:
+        """The format of the results in a file: "jsonl", or another one by its suffix."""
+        return "jsonl"
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        given = bool(self.texts)
+        return (
+            IdleRule(("json",), given and self.output is None, "texts that are given as arguments, without --output"),
+            IdleRule(("plain", "wait"), not given, "lines that are read, and texts are given as arguments"),
+        )
+
+    def _check_name(self) -> None:
+        """Raises ValueError where the name of the output says another format than that of what is written."""
+        named = "" if self.output is None else self.output.suffix[1:].lower()
+        if named in _FORMATS and named not in (self.written, *_SAME.get(self.written, ())):
+            raise ValueError(
+                f"--output {self.output} is a name of {named}, and what is written is {_IN_WORDS[self.written]}. "
+                f"{self._format_of(named) or 'Name it *.' + self.written}."
+            )
+
+    def _format_of(self, named: str) -> str | None:
+        """How to ask for another format, by its suffix. None: the task has it not."""
+        return None
 
     def _check_output(self) -> None:
         """Raises ValueError where the results cannot be written, or would take the place of what is read."""
@@ -270,6 +301,12 @@ class ScoreCommand(PredictCommand):
     def options(self) -> Mapping[str, Any]:
         return {"masked_share": self.masked_share, "seed": self.seed}
 
+    def idle_rules(self) -> Sequence[IdleRule]:
+        return (
+            *super().idle_rules(),
+            IdleRule(("seed",), self.masked_share is not None, "the draw of places with --masked-share"),
+        )
+
     def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
         if not self.pieces:
             return super()._output(files, predictor)
@@ -296,6 +333,10 @@ class ClassifyCommand(PredictCommand):
     @property
     def options(self) -> Mapping[str, Any]:
         return {}
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        needs = 'texts that are given as arguments; a line is a pair where it has "text_b"'
+        return (*super().idle_rules(), IdleRule(("pairs",), bool(self.texts), needs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,10 +375,19 @@ class TagCommand(PredictCommand):
     def options(self) -> Mapping[str, Any]:
         return {}
 
+    @property
+    def written(self) -> str:
+        return "conll" if self.output_format == "conll" else "jsonl"
+
+    def _format_of(self, named: str) -> str | None:
+        return "Give --output-format conll, or another name" if named in ("conll", "tsv") else None
+
     def check(self) -> None:
         super().check()
         if self.output_format == "conll" and self.on_error == "skip":
             raise ValueError("--output-format conll has no place for an error. Take tokens, or leave out --on-error.")
+        if self.output_format == "conll" and self.json:
+            raise ValueError("--json and --output-format conll are two formats. Take one of them, or tokens.")
 
     def _output(self, files: ExitStack, predictor: Predictor[Any]) -> ResultWriter:
         if self.output_format == "spans":
@@ -364,8 +414,9 @@ class RankCommand(PredictCommand):
     def options(self) -> Mapping[str, Any]:
         return {"top": self.top, "collection": self.collection}
 
-
-_VectorFormat = Literal["jsonl", "npy", "parquet"]
+    def idle_rules(self) -> Sequence[IdleRule]:
+        needs = "passages that have an id alone, as lines can have them"
+        return (*super().idle_rules(), IdleRule(("collection",), not self.texts, needs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +433,7 @@ class EmbedCommand(PredictCommand):
     dimensions: int | None = None
     """Numbers of a vector, from the first one: those after which it has learnt to be cut (data.sizes of fine-tuning).
     Lengths of 1 become 1 again. Default: all."""
-    output_format: _VectorFormat = "jsonl"
+    output_format: Literal["jsonl", "npy", "parquet"] = "jsonl"
     """"npy": an array, float32 (texts, numbers of a vector), in --output; a skipped text is a row of nan. "parquet":
     columns id, vector and error, in --output."""
     against: Path | None = None
@@ -396,17 +447,22 @@ class EmbedCommand(PredictCommand):
         more = {} if self.against is None else {"against": self.against, "top": self.top}
         return {"pooling": self.pooling, "normalize": self.normalize, "dimensions": self.dimensions, **more}
 
+    @property
+    def written(self) -> str:
+        return self.output_format
+
+    def _format_of(self, named: str) -> str | None:
+        return f"Give --output-format {named}, or another name" if named in ("jsonl", "npy", "parquet") else None
+
+    def idle_rules(self) -> Sequence[IdleRule]:
+        needs = "vectors that are written; cosines, of --against, have no length"
+        return (*super().idle_rules(), IdleRule(("normalize",), self.against is None, needs))
+
     def check(self) -> None:
         super().check()
         if self.output_format != "jsonl" and self.output is None:
             name = self.output_format
             raise ValueError(f"--output-format {name} needs a file. Give --output FILE.{name}.")
-        named = "" if self.output is None else self.output.suffix[1:].lower()
-        if named in get_args(_VectorFormat) and named != self.output_format:
-            raise ValueError(
-                f"--output {self.output} is a name of {named}, by which --against will read it, and what is written is "
-                f"{self.output_format}. Give --output-format {named}, or another name."
-            )
         if self.output_format != "jsonl" and self.against is not None:
             raise ValueError(
                 f"--against gives hits, which {self.output_format} has no place for. Leave one of them out."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import threading
@@ -197,6 +198,8 @@ def query_of(item: str | Mapping[str, Any], fields: Fields, number: int, word: s
     elif not isinstance(item, Mapping):
         return problem(f"a string or an object with {fields.in_words} is needed. Got {_short(item)}.")
     name = item.get("id")
+    if not _is_json(name):
+        return problem(f'"id" comes back with the result, and JSON has no such number. Got {_short(name)}.')
     for key in _NAMES:
         if item.get(key) is not None and key not in (fields.first, fields.second, fields.candidates):
             return problem(
@@ -236,6 +239,8 @@ def _candidates(given: Any) -> tuple[Candidate, ...] | str:
         name = each.get("id") if isinstance(each, Mapping) else None
         if (text is None and name is None) or (text is not None and not is_unicode(text)):
             return f'must have strings, or objects with "text" or "id". Got {_short(each)}.'
+        if not _is_json(name):
+            return f'has an "id" that comes back with the result, and JSON has no such number. Got {_short(name)}.'
         found.append(Candidate(text=text, id=name))
     return tuple(found)
 
@@ -290,6 +295,17 @@ def check_words(words: Any) -> str | None:
 def _is_plain(word: Any) -> bool:
     """A text without anything of a space in it, and not empty."""
     return isinstance(word, str) and word.split() == [word]
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value of JSON can be written again: Python reads NaN and 1e999, which JSON does not have."""
+    if value is None or isinstance(value, str | int):
+        return True
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _short(value: object) -> str:

@@ -66,9 +66,9 @@ def _overview(runs: Runs) -> Section:
         "steps": _progress,
         f"loss, {begun}": partial(_first_loss, "loss"),
         f"masked-LM loss, {begun} (nats)": partial(_first_loss, "masked_lm_loss"),
-        f"loss, mean of the last {last}": lambda run: _shown(run.points("step", "loss")[1][-_LAST:], ".3f"),
+        f"loss, mean of the last {last}": lambda run: _shown(run.at_the_end("loss", _LAST), ".3f"),
         f"masked-LM loss, mean of the last {last} (nats)": lambda run: _shown(
-            run.points("step", "masked_lm_loss")[1][-_LAST:], ".3f"
+            run.at_the_end("masked_lm_loss", _LAST), ".3f"
         ),
         "unigram entropy of the corpus (nats)": lambda run: "-" if run.entropy is None else f"{run.entropy:.3f}",
         "time of a step, median": lambda run: _median(run, "seconds", in_time),
@@ -335,5 +335,5 @@ def _median(run: Run, key: str, shown: Callable[[float], str]) -> str:
 
 
 def _mean(run: Run, key: str, spec: str) -> str:
-    value = run.mean(key)
+    value = run.mean(key, first=True)
     return "-" if value is None else format(value, spec)

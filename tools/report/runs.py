@@ -63,10 +63,20 @@ class Run:
         finite = [(step, value) for step, value in known if math.isfinite(value)]
         return [step for step, _ in finite], [value for _, value in finite], len(known) - len(finite)
 
-    def mean(self, key: str) -> float | None:
-        """Over the steps but the first, which is no measure of the others. None: no step has it."""
-        found = [value for line in (self.steps[1:] or self.steps) if (value := number(line.get(key))) is not None]
+    def mean(self, key: str, *, first: bool = False) -> float | None:
+        """Over the steps. None: no step has it.
+
+        Args:
+            first: count step 1, whose time and traffic are no measure of the others.
+        """
+        steps = self.steps if first else self.steps[1:] or self.steps
+        found = [value for line in steps if (value := number(line.get(key))) is not None]
         return sum(found) / len(found) if found else None
+
+    def at_the_end(self, key: str, steps: int) -> list[float]:
+        """The finite ones of the last steps; one that was skipped may have none."""
+        found = (number(line.get(key)) for line in self.steps[-steps:])
+        return [value for value in found if value is not None and math.isfinite(value)]
 
     @property
     def ended(self) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,9 +40,9 @@ from tools.training.factory import (
 from tools.training.loss_monitor import LossSpikeDetector, first_non_finite
 from tools.training.metrics import EvaluationMetrics, StepMetrics, by_axis, next_sentence_accuracy
 from tools.training.peak_flops import peak
-from tools.training.resume import begin_with, check_resume, differences, ended, run_facts
+from tools.training.resume import begin_with, check_resume, differences, run_facts
 from tools.training.step import PendingStep, StepScalars
-from tools.training.trainer import Ending, Trainer, TrainState
+from tools.training.trainer import Trainer, TrainState
 
 # --- What is learnt ---------------------------------------------------------------------------------------------------
 
@@ -290,11 +290,8 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def resume(self, folder: Path, *, finished: bool = False) -> None:
+    def resume(self, folder: Path) -> None:
         """Continues from a checkpoint, written on any cube.
-
-        Args:
-            finished: a run that has ended is no mistake; `state.ending` then says why, and nothing is loaded.
 
         Raises:
             ValueError: `folder` is no checkpoint, is damaged, or one of another model, corpus or batch.
@@ -302,17 +299,10 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
 
         def checked() -> dict[str, Any]:
             progress = checkpoint.read_progress(folder)
-            if not finished or ended(progress, self.recipe) is None:
-                check_resume(progress, self.recipe, self.needed_corpus)
+            check_resume(progress, self.recipe, self.needed_corpus)
             return progress
 
         progress = run_on_all_ranks(self.cube, checked, kept=checkpoint.DamagedError)
-        if finished and (reason := ended(progress, self.recipe)) is not None:
-            # Nothing will be loaded, so that nobody else would notice.
-            if problems := run_on_rank0(self.cube, lambda: checkpoint.verify(folder)):
-                raise checkpoint.DamagedError(f"{'; '.join(problems)}.")
-            self.state.ending = cast(Ending, reason)
-            return
         state = TrainState.of(progress, self.recipe.run.patience)
         state.remarks += self.state.remarks
         checkpoint.load(folder, self.model, self.optimizer, self.cube, extra=self._extra())

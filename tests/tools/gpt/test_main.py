@@ -172,8 +172,10 @@ def test_a_run_that_was_broken_off_keeps_nobody_out(
         patched.setattr(signal, "signal", lambda *_: None)  # which would have the tests ignore Ctrl-C
         assert main(training(output, recipe)) == 130
     assert (output / "run.json").exists()
+    (output / "checkpoints" / "step-00000003.01234567.partial").mkdir(parents=True)  # as a kill in the save leaves it
     said(training(output, recipe))
     assert losses(output) == losses(run)
+    assert [path.suffix for path in (output / "checkpoints").iterdir()] == [""]
     # Another tool's run, which has no checkpoint either, is not ours to begin anew.
     (output / "run.json").write_text('{"recipe": {}}')
     shutil.rmtree(output / "checkpoints")

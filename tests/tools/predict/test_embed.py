@@ -181,7 +181,10 @@ def test_what_cannot_be_asked(language: Path, written: Path, capsys: pytest.Capt
         ([*against, "--dimensions", "8"], "v.npy has vectors of 32 numbers, and those of the texts have 8"),
         ([*against, "--output-format", "npy", "--output", f"{written}/w.npy"], "which npy has no place for"),
         (["--output-format", "parquet"], "parquet needs a file. Give --output FILE.parquet"),
-        (["--output", f"{written}/w.npy"], "what is written is jsonl. Give --output-format npy, or another name"),
+        (
+            ["--output", f"{written}/w.npy"],
+            "is lines of JSON. Give --output-format npy, or another name",
+        ),
         (["--against", f"{written}/none"], "none has no vectors"),
     ):
         assert main(["embed", str(language), "a fox", *more]) == 2

@@ -129,6 +129,16 @@ def test_lines_of_json_are_no_plain_text() -> None:
         assert is_text or "an object in JSON, and with --plain it would be text" in str(found)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b'{"text": "a", "id": NaN}', b'{"text": "a", "id": [1e999]}', b'{"text": "a", "passages": [{"id": -Infinity}]}'],
+)
+def test_an_id_that_no_json_can_say_again_is_refused(line: bytes) -> None:
+    fields = Fields(candidates="passages" if b"passages" in line else None)
+    found = query_of_line(line, fields, 3, is_plain=False)
+    assert "comes back with the result, and JSON has no such number" in str(found)
+
+
 BAD = (
     b'{"text": \n',
     b"[[" * 50_000 + b"\n",

@@ -246,11 +246,17 @@ def test_a_run_that_has_ended_is_left_alone(recipe: Path, tmp_path: Path, capsys
     call = arguments(recipe, run, "--resume", "auto", "--output", str(run))
     reached = [*call, "--run.target-accuracy", "1e-6", "--run.steps", "30"]
     assert pretrain.main(reached) == 0
-    before = (run / "metrics.jsonl").read_bytes()
-    for again in (reached, [*reached, "--prepare-only"]):
-        assert pretrain.main(again) == 0
-    assert "is the end of its run (the target accuracy is reached): there is nothing left" in capsys.readouterr().err
-    assert (run / "metrics.jsonl").read_bytes() == before
+    corpus = recipe.parent / "corpus" / "corpus.json"
+    before = (run / "metrics.jsonl").read_bytes(), corpus.read_bytes()
+    for ending in ("trash", "partial"):  # killed in a rotation or a save
+        (run / "checkpoints" / f"step-00000001.01234567.{ending}").mkdir()
+    # Another vocabulary, or seed: nobody else loses the corpus for a run that does nothing.
+    for more in ([], ["--data.vocab-size", "99"], ["--prepare-only", "--run.seed", "1"]):
+        assert pretrain.main([*reached, *more]) == 0
+        told = capsys.readouterr().err
+        assert "is the end of its run (the target accuracy is reached): there is nothing left" in told
+    assert ((run / "metrics.jsonl").read_bytes(), corpus.read_bytes()) == before
+    assert not list((run / "checkpoints").glob("*.01234567.*"))
     finished = tmp_path / "finished"
     call = arguments(recipe, finished, "--resume", "auto", "--output", str(finished), *QUIET, "--run.steps", "2")
     call += ["--run.checkpoint-every", "2"]

@@ -182,6 +182,7 @@ def prepare(
     shards: int = 1,
     language: str = "en",
     progress: bool = False,
+    check: Callable[[Path], object] = lambda _: None,
 ) -> CorpusInfo:
     """Splits text into sentences, trains a tokenizer on it and writes the documents as ids.
 
@@ -200,6 +201,8 @@ def prepare(
             train-00000-of-00008.bin/.idx and so on, so that machines can keep some of them on their own disks.
         language: ISO 639-1 code: its rules say where a sentence ends.
         progress: shows what is being done.
+        check: called with the folder that is about to take the place of an older one. Where it raises, the older one
+            stays.
 
     Raises:
         ValueError: a source that is missing, empty, not UTF-8 or too small for the vocabulary, for holding out or for
@@ -256,7 +259,8 @@ def prepare(
                 )
                 write_shards(draft, shards, vocab_size=vocab_size)
                 write_info(info, draft)
-                older = _info_of_older(output)
+                if (older := _info_of_older(output)) is not None:
+                    check(draft)
                 publish(draft, output, is_current=lambda: _is_current(output, fingerprint))
                 _tell(info, older, output, text.without_text)
     return read_info(output)

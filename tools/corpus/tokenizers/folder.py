@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.common.files import parsed_json, read_file, what_is_wrong, write_file
+from tools.common.files import make_folder, parsed_json, read_file, what_is_wrong, write_file
 from tools.corpus.tokenizers.base import FILES, SETTINGS, Kind, TextLayout, Tokenizer
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
@@ -82,7 +82,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copies a tokenizer from one folder into another, which is made where it is not there."""
     kind, _ = read_settings(source)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name in (FILES[kind], SETTINGS):
         write_file(folder / name, read_file(source / name))
 

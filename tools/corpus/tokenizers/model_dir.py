@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from models.bert.huggingface import model_folder_of
-from tools.common.files import parsed_json, read_file, write_file
+from tools.common.files import make_folder, parsed_json, read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import (
@@ -80,7 +80,7 @@ def keep_tokenizer(source: Path, folder: Path) -> None:
     """
     root, target = model_folder_of(source), folder / TOKENIZER
     layout = tokenizer_of(source).layout
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     if _is_ours(root):
         copy_tokenizer(root / TOKENIZER, target)
         files = tokenizer_files(root / TOKENIZER / HUGGINGFACE)
@@ -88,7 +88,7 @@ def keep_tokenizer(source: Path, folder: Path) -> None:
         find_tokenizer(root).install(target, layout)
         files = tokenizer_files(root)
     if files:
-        (target / HUGGINGFACE).mkdir(exist_ok=True)
+        make_folder(target / HUGGINGFACE)
     for file in files:
         copy_file(file, target / HUGGINGFACE / file.name)
 
@@ -102,7 +102,7 @@ def tokenizer_of_corpus(file: Path) -> Tokenizer:
 def keep_tokenizer_of_corpus(file: Path, folder: Path) -> None:
     """The same as `keep_tokenizer`, of a corpus."""
     target = folder / TOKENIZER
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     if (file.parent / SETTINGS).is_file():
         copy_tokenizer(file.parent, target)
     else:

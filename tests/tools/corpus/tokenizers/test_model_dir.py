@@ -110,3 +110,9 @@ def test_a_corpus_gives_its_tokenizer_away(tmp_path: Path) -> None:
         assert json.loads((run / "tokenizer" / "tokenizer-settings.json").read_text())["kind"] == kind
         copy_tokenizer(run / "tokenizer", tmp_path / f"{kind}-copy")
         assert load_tokenizer(tmp_path / f"{kind}-copy").encode(TEXTS) == tokenizer_of_corpus(file).encode(TEXTS)
+        in_the_way = tmp_path / f"{kind}-file" / "tokenizer"
+        in_the_way.parent.mkdir()
+        in_the_way.touch()
+        for keep, source in ((keep_tokenizer_of_corpus, file), (keep_tokenizer, run)):
+            with pytest.raises(ValueError, match=f"the run needs a folder, and {in_the_way} is a file"):
+                keep(source, in_the_way.parent)
