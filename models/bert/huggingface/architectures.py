@@ -61,6 +61,8 @@ class Architecture:
     """Its module before the decoder of the vocabulary, and before classifiers, which are all called `classifier`."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one."""
+    aliases: tuple[str, ...] = ()
+    """Of `settings`: BERT's names that the library takes for its own, too."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of settings, where BERT's are others: by BERT's names."""
     fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -219,6 +221,7 @@ ARCHITECTURES = {
                 "type_vocab_size": None,
                 "layer_norm_eps": None,
             },
+            aliases=("hidden_size", "num_hidden_layers", "num_attention_heads"),
             defaults={"classifier_dropout": 0.2},
             heads=_sets(*_FINE_TUNED, "masked_lm", ""),
         ),
@@ -290,7 +293,6 @@ ARCHITECTURES = {
                 "embedding_dropout": (0, "dropout of the embeddings comes with that of the MLPs' outputs here"),
                 "mlp_dropout": (0, "there is no dropout between an MLP's gate and its output projection here"),
                 "rope_scaling": (None, "rotary positions are not scaled here"),
-                "quantization_config": (None, "weights are floating-point numbers here"),
             },
             heads=_sets(*(f"prediction_head {each}" for each in ("classifier", "answers", "tags")), "masked_lm", ""),
         ),

@@ -42,13 +42,17 @@ _NUMBERS = {
     "layer_norm_eps": "eps",
 }
 # Settings that change what the model computes: the value that it has here, and what another one means.
-_FIXED = {
+_OF_ALL: dict[str, tuple[Any, str]] = {
+    "quantization_config": (None, "weights are floating-point numbers here"),
+    "per_layer_config": (None, "all layers have the same settings here"),
+    "transformers_weights": (None, "weights are read from files of the library's usual names here"),
+}
+_FIXED: dict[str, tuple[Any, str]] = {
     "is_decoder": (False, "a decoder sees no later tokens"),
     "add_cross_attention": (False, "there is no second input to attend to"),
     "position_embedding_type": ("absolute", "positions are a table here"),
     "pruned_heads": ({}, "all layers have the same heads here"),
     "sinusoidal_pos_embds": (False, "positions are a table that is trained here"),
-    "quantization_config": (None, "weights are floating-point numbers here"),
 }
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
@@ -72,10 +76,11 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         ValueError: an architecture that is not there, a setting that it does not have here, a size that is missing
     """
     found = architecture_of(settings, where)
-    for name, (needed, reason) in (found.fixed or _FIXED).items():
+    for name, (needed, reason) in (_OF_ALL | dict(found.fixed or _FIXED)).items():
         value = settings.get(name, needed)
         if value != needed and value is not None:
             raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}.")
+    _check_aliases(settings, found, where)
     own = found.settings.get("hidden_act", "hidden_act")
     activation = settings.get(str(own), "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
@@ -113,12 +118,23 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         raise ValueError(f"{where}: {problem}") from None
 
 
+def _check_aliases(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> None:
+    """Raises ValueError where the library would take a setting from another name than the one that is read here."""
+    for name in architecture.aliases:
+        own = architecture.settings[name]
+        if name in settings and own in settings and settings[name] != settings[own]:
+            raise ValueError(
+                f"{where}: {name} {settings[name]!r} and {own} {settings[own]!r} contradict, for {architecture.title} "
+                "has one setting for both. Remove the one that is wrong."
+            )
+
+
 # ModernBERT's layers that see whole sequences and those that have a window, as version 5 of the library says it and, in
 # brackets, version 4: a list of all (`global_attn_every_n_layers`), and rotary bases of both kinds (`global_rope_theta`
 # and `local_rope_theta`). Version 5 reads both; both are written.
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
-_EVERY, _WINDOW = "global_attn_every_n_layers", "local_attention"
+_EVERY, _WINDOW, _NEAR = "global_attn_every_n_layers", "local_attention", "sliding_window"
 _ATTENTION_DROPOUT = "attention_dropout"
 # With defaults that are ids of ModernBERT's own tokenizer; the tokenizer of a folder has its own.
 _OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
@@ -134,6 +150,11 @@ def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, wher
     bases = {kind: _rotary_base(settings, kind, where) for kind in _BASES}
     fields["rotary_base"] = bases[_GLOBAL]
     every, near = _global_every(settings, where), _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
+    if every != 1 and settings.get(_NEAR, near) not in (near, None):  # of version 5: a second name of `local_attention`
+        raise ValueError(
+            f"{where}: {_NEAR} {settings[_NEAR]!r} and {_WINDOW} {settings.get(_WINDOW, 128)} contradict, for a token "
+            f"sees {_WINDOW} / 2 others on each side. Remove {_NEAR}, or make it {near}."
+        )
     if every != 1:
         fields |= {"window": near + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
     return fields
@@ -148,10 +169,11 @@ def _attention_dropout(config: BertConfig) -> float:
 def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
     own, default = _BASES[kind]
     said = _table(_table(settings, "rope_parameters", where), kind, where)
-    if said.get("rope_type", "default") != "default":
+    scaled = said.get("rope_type", said.get("type", "default"))  # of version 4 of the library
+    if scaled != "default":
         raise ValueError(
             f"{where}: rope_type of rope_parameters must be 'default', for rotary positions are not scaled here. Got "
-            f"{said['rope_type']!r} of {kind}."
+            f"{scaled!r} of {kind}."
         )
     found = [
         _number(each, name, where, float) for each, name in ((said, "rope_theta"), (settings, own)) if name in each
