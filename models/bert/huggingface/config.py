@@ -58,6 +58,7 @@ CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Iden
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
 _PAD, _NARROW, _DROPOUT, _TIED = "pad_token_id", "embedding_size", "classifier_dropout", "tie_word_embeddings"
+_ANSWERS_DROPOUT = "answers_dropout"
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
 _PROBLEMS = {
     "single_label_classification": "classify",
@@ -121,7 +122,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
 def _check_aliases(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> None:
     """Raises ValueError where the library would take a setting from another name than the one that is read here."""
     for name in architecture.aliases:
-        own = architecture.settings[name]
+        own = str(architecture.settings[name])
         if name in settings and own in settings and settings[name] != settings[own]:
             raise ValueError(
                 f"{where}: {name} {settings[name]!r} and {own} {settings[own]!r} contradict, for {architecture.title} "
@@ -233,17 +234,18 @@ def _named(architecture: Architecture, names: Mapping[str, str]) -> list[tuple[s
     return [(field, own) for field, own in found if own is not None]
 
 
-def classifier_dropout_from(settings: Mapping[str, Any], where: Path, *, of_texts: bool = True) -> float | None:
-    """In front of a classifier. None: as of hidden states.
+def head_dropout_from(settings: Mapping[str, Any], where: Path, head: str) -> float | None:
+    """Of what a head of fine-tuning reads. None: as of hidden states, or, of answers, none.
 
     Args:
-        of_texts: that of texts, and not of tokens: DistilBERT has a setting for that one alone.
+        head: "classifier", "tags" or "answers". DistilBERT has a setting for that of texts alone, and one for answers.
     """
     found = architecture_of(settings, where)
-    own, default = found.settings.get(_DROPOUT), found.defaults.get(_DROPOUT)
-    if own is not None and not of_texts:
+    setting = _ANSWERS_DROPOUT if head == "answers" else _DROPOUT
+    own, default = found.settings.get(setting), found.defaults.get(setting)
+    if (head == "answers" and own is None) or (head == "tags" and own is not None):
         return None
-    name = own or _DROPOUT
+    name = own or setting
     value = default if settings.get(name) is None else _number(settings, name, where, float)
     if value is not None and not 0 <= value < 1:
         raise ValueError(f"{where}: {name} must be at least 0 and below 1. Got {value}.")
@@ -289,6 +291,7 @@ def settings_of(
     labels: Sequence[str] | None = None,
     problem: str | None = None,
     classifier_dropout: float | None = None,
+    answers_dropout: float | None = None,
 ) -> dict[str, Any]:
     """A config.json of an encoder.
 
@@ -297,6 +300,7 @@ def settings_of(
         dtype: "fp32", "bf16" or "fp16".
         found: one that was imported: what it has besides is kept, but what it says of the classes of another model.
         labels, problem, classifier_dropout: of a classifier.
+        answers_dropout: of the head that finds answers, where the library has a setting for it.
     """
     kind, found = ARCHITECTURES[config.family], dict(found or {})
     same = architecture in (found.get("architectures") or ())
@@ -320,6 +324,8 @@ def settings_of(
     if kind.name == "modernbert":
         new |= _modern_settings(config, found)
         found = {**dict.fromkeys(_OF_TOKENS), **found}
+    if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
+        new[name] = answers_dropout
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
