@@ -189,7 +189,9 @@ class BertConfig:
 
     @property
     def out_dropout(self) -> float:
-        """Of what attention's output projection gives."""
+        """Of what attention's output projection gives; DistilBERT drops none of it."""
+        if self.family == "distilbert":
+            return 0.0
         return self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
 
     @property
@@ -225,6 +227,11 @@ class BertConfig:
     def has_dropout_before_pooler(self) -> bool:
         """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
         return self.family in (*_ROBERTA, "electra")
+
+    @property
+    def has_dropout_before_answers(self) -> bool:
+        """Whether the head that finds answers drops out what it reads, as those of classes do."""
+        return self.family in ("distilbert", "modernbert")
 
     @property
     def head_dim(self) -> int:

@@ -227,6 +227,7 @@ def classic_layer(
         norm=config.norm,
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
+        attention_out_dropout=None if config.out_dropout == config.dropout else config.out_dropout,
         backend=backend,
         eps=config.eps,
         std=config.std,

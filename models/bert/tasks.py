@@ -129,14 +129,19 @@ class BertForQuestionAnswering(Pretrained):
     answer, is it the last?
 
     Args:
+        dropout: of what the head reads. Default: as of hidden states in the families whose library class drops any of
+            it (`BertConfig.has_dropout_before_answers`), else 0.
         backend, recompute, reshard_after_forward: as in `BertModel`.
     """
+
+    head = "answers"
 
     def __init__(
         self,
         config: BertConfig,
         cube: Cube,
         *,
+        dropout: float | None = None,
         backend: Backend = "auto",
         recompute: Recompute = "none",
         reshard_after_forward: bool = True,
@@ -146,13 +151,16 @@ class BertForQuestionAnswering(Pretrained):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
+        usual = config.dropout if config.has_dropout_before_answers else 0.0
+        self.dropout = Dropout3D(usual if dropout is None else dropout, cube)
         self.face, self.prediction_head = _before_tokens(config, cube)
         self.answers = SmallHead3D(config.hidden, 2, cube, self.face, std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/x, 2), fp32 at least: of all rows of the plane, on each of its ranks: two numbers a token travel over y,
         where a sequence may be cut."""
-        return gather_rows(self.answers(_behind(self.prediction_head, self.bert(batch))), self.cube, self.face)
+        read = self.dropout(_behind(self.prediction_head, self.bert(batch)))
+        return gather_rows(self.answers(read), self.cube, self.face)
 
     def forward(self, laid: TextBatch, starts: Tensor, ends: Tensor, texts: int) -> Tensor:
         """The loss of one micro-batch as its part of a step: the mean of the cross-entropies of both ends, each over

@@ -37,6 +37,10 @@ class Sampling:
             raise ValueError(f"temperature must be at least 0 and finite. Got {self.temperature}.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, or None for all tokens. Got {self.top_k}.")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(
+                f"seed must be at least -2^63 and below 2^64, as torch's generators take it. Got {self.seed}."
+            )
 
 
 def generate(
@@ -121,7 +125,7 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
-    logits = logits / sampling.temperature
+    logits = (logits - logits.max()) / sampling.temperature  # none above 0, however cold it is: no inf less inf
     if sampling.top_k is not None and sampling.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -math.inf)
     below = logits.softmax(0).cumsum(0)

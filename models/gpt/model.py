@@ -82,8 +82,8 @@ class GptConfig:
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1. Got {self.dropout}.")
         for name in ("rotary_base", "eps", "std"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0. Got {getattr(self, name)}.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite. Got {getattr(self, name)}.")
 
     @property
     def inner_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -10,7 +11,7 @@ class VitConfig:
     """One encoder with a head for classes. Sizes must also divide by the cube's axes; the layers check that.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide the hidden size, a probability outside of [0, 1).
+        ValueError: a size below 1, heads that do not divide the hidden size, a number out of its range.
     """
 
     layers: int
@@ -49,6 +50,9 @@ class VitConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and below 1. Got {getattr(self, name)}.")
+        for name in ("eps", "std"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite. Got {getattr(self, name)}.")
 
     @property
     def values(self) -> int:

@@ -89,11 +89,13 @@ def cut_patches(image: Tensor, patch: int) -> Tensor:
 
 
 def _check(images: Sequence[Tensor], labels: Tensor, config: VitConfig) -> None:
-    if not images or labels.shape != (len(images),):
+    if not len(images) or labels.shape != (len(images),):
         raise ValueError(
             f"each image needs a label, and a plane an image. Got {len(images)} images and labels of shape "
             f"{tuple(labels.shape)}."
         )
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(f"labels must be whole numbers, of type int64. Got {labels.dtype}.")
     if labels.min() < 0 or labels.max() >= config.classes:
         raise ValueError(
             f"labels must be at least 0 and below {config.classes}. Got values from {int(labels.min())} to "

@@ -92,6 +92,7 @@ class Embedding3D(nn.Module):
         if ids.dim() == 2:
             return in_batch(partial(self.forward, planes_alike=planes_alike), ids, "Embedding3D")
         check_numbers("ids", ids, self.vocab, self.cube)
+        check_layout(self.weight, matrix("z"), self.cube)
         most = ids.shape[0] if planes_alike else largest(ids.shape[0], self.cube.hosts_along_x)
         way, position = self._way(most), position_in_pass(None, self.cube)
         if way == "table":

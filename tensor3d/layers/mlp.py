@@ -19,7 +19,7 @@ from tensor3d.ops.activations import Activation, biased, biased_backward
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of
 from tensor3d.sharding.activation_layout import Face, check_divides
-from tensor3d.sharding.param_layout import local, vector
+from tensor3d.sharding.param_layout import check_layout, local, vector
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What lies between products of a block, as functions of one region in each direction, on a cube that compiles.
@@ -27,6 +27,7 @@ from tensor3d.sharding.param_layout import local, vector
 
 def add_bias_and_activate(x: Tensor, bias: nn.Parameter, name: Activation, cube: Cube, face: Face) -> Tensor:
     """activation(x + bias) of a product (M', N') on `face`. Sends nothing; saves x, or relu's result."""
+    check_layout(bias, vector(face), cube)
     return _BiasActivation.apply(x, bias, name, cube, face)
 
 

@@ -21,7 +21,7 @@ from tensor3d.ops.dropout import drop
 from tensor3d.ops.row_chunks import iter_row_chunks, together
 from tensor3d.sharding.activation_layout import Face, check_divides, check_face, in_batch, lies
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
-from tensor3d.sharding.param_layout import constant, local, refuse_replaced, vector
+from tensor3d.sharding.param_layout import check_layout, constant, local, vector
 
 _BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
@@ -69,7 +69,7 @@ class LayerNorm3D(nn.Module):
             return in_batch(lambda rows: self.forward(rows, *rest, dropout=dropout), x, "LayerNorm3D")
         for each in (x, *others):
             _check_columns(each, self.hidden, self.cube, self.face, "LayerNorm3D")
-        _check_values(self.weight, self.bias)
+        _check_values(self.face, self.cube, self.weight, self.bias)
         if others:
             _check_rows(x, *others)
         dropout = dropout if self.training else 0.0
@@ -111,7 +111,7 @@ class RMSNorm3D(nn.Module):
         if x.dim() == 3:
             return in_batch(self.forward, x, "RMSNorm3D")
         _check_columns(x, self.hidden, self.cube, self.face, "RMSNorm3D")
-        _check_values(self.weight)
+        _check_values(self.face, self.cube, self.weight)
         return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps)
 
     def extra_repr(self) -> str:
@@ -129,10 +129,10 @@ def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -
     check_origin(x, face, cube, f"{layer} of {hidden} columns")
 
 
-def _check_values(*parameters: nn.Parameter | None) -> None:
+def _check_values(face: Face, cube: Cube, *parameters: nn.Parameter | None) -> None:
     for parameter in parameters:
         if parameter is not None:
-            refuse_replaced(parameter)
+            check_layout(parameter, vector(face), cube)
 
 
 def _check_rows(*addends: Tensor) -> None:

@@ -224,6 +224,7 @@ class TransformerLayer3D(Block3D):
         hidden, heads, inner, activation: as in `Attention3D` and `MLP3D`.
         norm: `"post"`: LayerNorm after the residual, as in BERT. `"pre"`: before each block.
         dropout: of each block's output; `attention_dropout`: of the attention probabilities.
+        attention_out_dropout: as in `Block3D`.
         recompute: as in `Block3D`; `"attention"` computes what lies between QKV and projection again (Korthikanti et
             al. 2022, arXiv 2205.05198, §5), and nothing is sent for it.
         reshard_after_forward: False keeps gathered inputs and weights of the products for backward.
@@ -244,6 +245,7 @@ class TransformerLayer3D(Block3D):
         norm: NormPlace = "post",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        attention_out_dropout: float | None = None,
         backend: Backend = "auto",
         eps: float = 1e-12,
         std: float = 0.02,
@@ -267,5 +269,6 @@ class TransformerLayer3D(Block3D):
             LayerNorm3D(hidden, cube, eps=eps),
             norm=norm,
             dropout=Dropout3D(dropout, cube),
+            attention_out_dropout=None if attention_out_dropout is None else Dropout3D(attention_out_dropout, cube),
             recompute=recompute,
         )

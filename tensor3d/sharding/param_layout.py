@@ -168,8 +168,9 @@ def check_layout(parameter: Tensor, layout: Layout, cube: Cube) -> None:
     shape = tuple(parameter.shape)
     if not parameter.is_leaf:
         raise ValueError(
-            f"a parameter of shape {shape} was computed from others, which would get no gradient. Pass the parameter "
-            "itself; for arithmetic on its values, take them by tensor3d.local_param."
+            f"a parameter of shape {shape} was computed from others, as parametrizations and pruning of torch.nn.utils "
+            "do, and these would get no gradient. Pass the parameter itself; for arithmetic on its values, take them "
+            "by tensor3d.local_param."
         )
     if cube.mesh is None:
         return

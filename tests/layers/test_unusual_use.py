@@ -13,12 +13,20 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from tensor3d import (
     Attention3D,
     Cube,
+    Embedding3D,
+    ExecutionPolicy,
+    GatedMLP3D,
+    LayerNorm3D,
     Layout,
     Linear3D,
+    LookupEmbedding3D,
+    Projection3D,
+    RMSNorm3D,
     Sequences,
     SmallHead3D,
     TransformerLayer3D,
@@ -327,6 +335,37 @@ def test_misuse_is_refused_on_every_rank(results: list[dict[str, Any]]) -> None:
         assert later
         for message, part in zip(found["refusals"], REFUSALS, strict=True):
             assert part in message
+
+
+class _Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_layer_takes_a_parameter_that_was_computed(compiled: bool) -> None:
+    """As parametrizations and pruning give it: what it was computed from would get no gradient, without a word."""
+    cube = Cube.single()
+    cube.speed = ExecutionPolicy(compile=compiled)
+    rows, ids, sequences = torch.ones(4, 8), torch.arange(4), Sequences.from_lengths([4])
+    uses: list[tuple[Callable[[], nn.Module], tuple[Any, ...]]] = [
+        (lambda: LayerNorm3D(8, cube, "z"), (rows,)),
+        (lambda: LayerNorm3D(8, cube, "z"), (rows, rows)),
+        (lambda: RMSNorm3D(8, cube), (rows,)),
+        (lambda: Embedding3D(10, 8, cube), (ids,)),
+        (lambda: LookupEmbedding3D(10, 8, cube), (ids,)),
+        (lambda: SmallHead3D(8, 2, cube, "z"), (rows,)),
+        (lambda: Projection3D(8, 10, cube, bias=True), (rows,)),
+        (lambda: GatedMLP3D(8, cube, 16), (rows,)),
+        (lambda: TransformerLayer3D(8, 2, cube), (rows, sequences)),
+    ]
+    for make, given in uses:
+        for name, _ in make().named_parameters():
+            layer = make()
+            module, _, own = name.rpartition(".")
+            parametrize.register_parametrization(layer.get_submodule(module), own, _Twice())
+            with pytest.raises(ValueError, match="was computed from others, as parametrizations and pruning"):
+                layer(*given)
 
 
 def _saved_in_vain(folder: Path) -> str:

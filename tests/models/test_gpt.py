@@ -243,6 +243,8 @@ def test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out() -> None:
     drawn = [choose(logits, Sampling(top_k=2), generator) for _ in range(200)]
     assert set(drawn) == {1, 3}
     assert {choose(logits, Sampling(top_k=1), generator) for _ in range(20)} == {1}
+    # So cold that logits divided by it are infinite.
+    assert [choose(logits, Sampling(temperature=cold), generator) for cold in (1e-300, 1e-308, 5e-324)] == [1] * 3
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -280,6 +282,8 @@ def test_prompts_that_cannot_be_continued_are_refused() -> None:
         Sampling(temperature=-1.0)
     with pytest.raises(ValueError, match=r"top_k.*1"):
         Sampling(top_k=0)
+    with pytest.raises(ValueError, match=r"seed must be .* below 2\^64"):
+        Sampling(seed=2**64)
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -296,6 +300,7 @@ def test_presets_fit_their_own_rules() -> None:
         ({"heads": 3}, r"hidden.*heads=3.*\b32"),
         ({"heads": 32}, r"even head dimension"),
         ({"window": 0}, r"window.*\b1.*\b0"),
+        ({"eps": math.inf}, r"eps must be above 0 and finite\. Got inf"),
         ({"positions": 0}, r"positions must be at least 1\. Got 0"),
         ({"dropout": 1.0}, r"dropout.*\b0.*\b1"),
         ({"rotary_base": 0.0}, r"rotary_base must be above 0"),

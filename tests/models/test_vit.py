@@ -237,10 +237,11 @@ def test_example(tokens: int, lengths: tuple[int, ...]) -> None:
         (torch.zeros(2, 0, 8), 0, r"at least 4 and .* Got \(2, 0, 8\) for image 1"),
         (torch.zeros(2, 8, 8, dtype=torch.uint8), 0, "floating.*torch.uint8.*image 1"),
         (torch.zeros(2, 8, 8), 5, "below 5. Got values from 0 to 5"),
+        (torch.zeros(2, 8, 8), 0.5, "labels must be whole numbers, of type int64. Got torch.float32."),
         (None, 0, r"Got 1 images and labels of shape \(2,\)"),
     ],
 )
-def test_refusals(image: Tensor | None, label: int, message: str) -> None:
+def test_refusals(image: Tensor | None, label: float, message: str) -> None:
     made = [torch.zeros(2, 8, 8)] + ([] if image is None else [image])
     with pytest.raises(ValueError, match=message):
         pack_images(made, torch.tensor([0, label]), Cube.single(), config())
@@ -253,9 +254,14 @@ def test_tokens_of_an_example_divide() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"patch": 0}, "patch must be at least 1"), ({"heads": 3}, "divide by heads=3"), ({"inner": 0}, "inner must be")],
+    [
+        ({"patch": 0}, "patch must be at least 1"),
+        ({"heads": 3}, "divide by heads=3"),
+        ({"inner": 0}, "inner must be"),
+        ({"eps": math.nan}, "eps must be above 0 and finite. Got nan"),
+    ],
 )
-def test_config_refuses(changes: dict[str, int], message: str) -> None:
+def test_config_refuses(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**changes)
 

@@ -88,7 +88,7 @@ class EncoderWithHeads(nn.Module):
     Args:
         heads: of `HEADS`.
         outputs: of the classifier, of texts or of tokens.
-        dropout: in front of the classifier. Default: as of hidden states.
+        dropout: of what the head of fine-tuning reads. Default: as of hidden states.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class EncoderWithHeads(nn.Module):
                 self.masked_lm = MaskedLMHead(config, cube)
             if "next_sentence" in heads:
                 self.next_sentence = SmallHead3D(config.hidden, 2, cube, "y", std=config.std)
-            if not set(LABELLED).isdisjoint(heads):
+            if not {*LABELLED, "answers"}.isdisjoint(heads):
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
             if "classifier" in heads:
                 self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
@@ -124,9 +124,11 @@ def parts_of(
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """What a folder has, in fp32, on a cube: all, or the encoder with these heads. Every rank calls it; errors are
     those of `WeightSource.fill`."""
-    outputs, dropout = weights.outputs or 0, weights.facts.get("classifier_dropout")
+    outputs, heads = weights.outputs or 0, weights.heads if heads is None else heads
+    head = next((each for each in (*LABELLED, "answers") if each in heads), None)
     cube.manual_seed(0)  # which dropout asks for, though nothing is drawn
-    model = EncoderWithHeads(weights.config, weights.heads if heads is None else heads, outputs, cube, dropout=dropout)
+    dropout = None if head is None else weights.head_dropout(head)
+    model = EncoderWithHeads(weights.config, heads, outputs, cube, dropout=dropout)
     return model, weights.fill(model, cube)
 
 

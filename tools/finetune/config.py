@@ -33,8 +33,8 @@ class ModelSection:
     std: float = 0.02
     """Standard deviation of the initial weights of a model without start_from."""
     dropout: float | None = None
-    """Probability, of hidden states, attention's output among them, and of what the head reads. Default: that of
-    start_from, else 0.1."""
+    """Probability, of hidden states, attention's output among them, and of what the head reads (not that of BERT's
+    answers). Default: those of start_from, else 0.1."""
     attention_dropout: float | None = None
     """Probability, of attention weights. Default: that of start_from, else 0.1."""
     recompute: Literal["none", "layer", "attention"] = "none"

@@ -29,7 +29,7 @@ from tools.predict.text_encoder import check_types
 _EMBEDDED_PIECES = 2048
 # Of config.json: of a head that was there before. Left in, other classes would be read into the new one.
 _OF_A_HEAD = (
-    *("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout", CROSS_ENCODER),
+    *("id2label", "label2id", "num_labels", "_num_labels", "problem_type", CROSS_ENCODER),
     "sbert_ce_default_activation_function",
 )
 _log = logging.getLogger(__name__)

@@ -160,13 +160,15 @@ class SeedRun:
     def _describe(self, found: Mapping[str, Any]) -> None:
         """Writes model.json."""
         facts, source = self._task.facts(), self._trainer.recipe.model.start_from
+        dropout = getattr(self._trainer.model, "dropout", None)
+        of_head = {} if dropout is None else {"classifier_dropout": dropout.p}
         write_model_json(
             self._folder,
             config=self._start.config,
             heads=tuple(name for name, _ in self._trainer.model.named_children() if name in HEADS),
             labels=facts.labels,
             problem=facts.problem,
-            facts={**facts.more, **found, "source": source, "seed": self._seed},
+            facts={**facts.more, **found, **of_head, "source": source, "seed": self._seed},
         )
         for name, content in facts.files(self._start.config).items():
             make_folder((self._folder / name).parent)

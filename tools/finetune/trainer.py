@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models.bert import BertConfig
 from models.bert.huggingface import LoadReport, WeightSource
 from models.bert.text_batches import TextBatch, collate_texts
-from tensor3d import Cube, check_parameters, keep_gathered
+from tensor3d import Cube, Dropout3D, check_parameters, keep_gathered
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data.array_utils import random_bits
 from tensor3d.ops.seeds import mix
@@ -195,6 +195,8 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
         self.task, self.recipe, self.seed, self.total_steps = task, recipe, seed, steps
         cube.manual_seed(seed)
         self.model: nn.Module = task.make_model(config, cube)
+        if weights is not None and recipe.model.dropout is None:
+            _take_dropout(self.model, weights, cube)
         self.filled: LoadReport | None = None if weights is None else _for_task(weights, task).fill(self.model, cube)
         """What of the model came from the weights."""
         _freeze(self.model, config.layers, recipe.model.frozen_layers)
@@ -298,6 +300,14 @@ def _freeze(model: nn.Module, layers: int, frozen: int) -> None:
     for name, parameter in model.named_parameters():
         if frozen and depth_of(name, layers) <= frozen:
             parameter.requires_grad_(False)
+
+
+def _take_dropout(model: nn.Module, weights: WeightSource, cube: Cube) -> None:
+    """Of what the head reads: as the folder says."""
+    head = next((name for name, _ in model.named_children() if name in ("classifier", "answers", "tags")), None)
+    probability = None if head is None else weights.head_dropout(head)
+    if probability is not None:
+        model.dropout = Dropout3D(probability, cube)
 
 
 def _for_task(weights: WeightSource, task: FinetuneTask) -> WeightSource:

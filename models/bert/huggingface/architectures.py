@@ -60,7 +60,10 @@ class Architecture:
     prediction_head: str | None = None
     """Its module before the decoder of the vocabulary, and before classifiers, which are all called `classifier`."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one."""
+    """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one, and
+    `answers_dropout`, which no BERT has, where the head that finds answers drops out what it reads."""
+    aliases: tuple[str, ...] = ()
+    """Of `settings`: BERT's names that the library takes for its own, too."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of settings, where BERT's are others: by BERT's names."""
     fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -216,10 +219,12 @@ ARCHITECTURES = {
                 "attention_probs_dropout_prob": "attention_dropout",
                 "hidden_act": "activation",
                 "classifier_dropout": "seq_classif_dropout",
+                "answers_dropout": "qa_dropout",
                 "type_vocab_size": None,
                 "layer_norm_eps": None,
             },
-            defaults={"classifier_dropout": 0.2},
+            aliases=("hidden_size", "num_hidden_layers", "num_attention_heads"),
+            defaults={"classifier_dropout": 0.2, "answers_dropout": 0.1},
             heads=_sets(*_FINE_TUNED, "masked_lm", ""),
         ),
         Architecture(
@@ -276,9 +281,10 @@ ARCHITECTURES = {
                 "layer_norm_eps": "norm_eps",
                 "hidden_dropout_prob": None,
                 "attention_probs_dropout_prob": "attention_dropout",
+                "answers_dropout": "classifier_dropout",
                 "type_vocab_size": None,
             },
-            defaults={"layer_norm_eps": 1e-5, "classifier_dropout": 0.0},
+            defaults={"layer_norm_eps": 1e-5, "classifier_dropout": 0.0, "answers_dropout": 0.0},
             fixed={
                 **dict.fromkeys(
                     ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"),
@@ -290,7 +296,6 @@ ARCHITECTURES = {
                 "embedding_dropout": (0, "dropout of the embeddings comes with that of the MLPs' outputs here"),
                 "mlp_dropout": (0, "there is no dropout between an MLP's gate and its output projection here"),
                 "rope_scaling": (None, "rotary positions are not scaled here"),
-                "quantization_config": (None, "weights are floating-point numbers here"),
             },
             heads=_sets(*(f"prediction_head {each}" for each in ("classifier", "answers", "tags")), "masked_lm", ""),
         ),

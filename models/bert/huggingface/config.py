@@ -42,18 +42,23 @@ _NUMBERS = {
     "layer_norm_eps": "eps",
 }
 # Settings that change what the model computes: the value that it has here, and what another one means.
-_FIXED = {
+_OF_ALL: dict[str, tuple[Any, str]] = {
+    "quantization_config": (None, "weights are floating-point numbers here"),
+    "per_layer_config": (None, "all layers have the same settings here"),
+    "transformers_weights": (None, "weights are read from files of the library's usual names here"),
+}
+_FIXED: dict[str, tuple[Any, str]] = {
     "is_decoder": (False, "a decoder sees no later tokens"),
     "add_cross_attention": (False, "there is no second input to attend to"),
     "position_embedding_type": ("absolute", "positions are a table here"),
     "pruned_heads": ({}, "all layers have the same heads here"),
     "sinusoidal_pos_embds": (False, "positions are a table that is trained here"),
-    "quantization_config": (None, "weights are floating-point numbers here"),
 }
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
 _TYPES = 2  # of tokens, where a config.json does not say: the library's default
 _PAD, _NARROW, _DROPOUT, _TIED = "pad_token_id", "embedding_size", "classifier_dropout", "tie_word_embeddings"
+_ANSWERS_DROPOUT = "answers_dropout"
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
 _PROBLEMS = {
     "single_label_classification": "classify",
@@ -72,10 +77,11 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         ValueError: an architecture that is not there, a setting that it does not have here, a size that is missing
     """
     found = architecture_of(settings, where)
-    for name, (needed, reason) in (found.fixed or _FIXED).items():
+    for name, (needed, reason) in (_OF_ALL | dict(found.fixed or _FIXED)).items():
         value = settings.get(name, needed)
         if value != needed and value is not None:
             raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}.")
+    _check_aliases(settings, found, where)
     own = found.settings.get("hidden_act", "hidden_act")
     activation = settings.get(str(own), "gelu")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
@@ -113,12 +119,23 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         raise ValueError(f"{where}: {problem}") from None
 
 
+def _check_aliases(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> None:
+    """Raises ValueError where the library would take a setting from another name than the one that is read here."""
+    for name in architecture.aliases:
+        own = str(architecture.settings[name])
+        if name in settings and own in settings and settings[name] != settings[own]:
+            raise ValueError(
+                f"{where}: {name} {settings[name]!r} and {own} {settings[own]!r} contradict, for {architecture.title} "
+                "has one setting for both. Remove the one that is wrong."
+            )
+
+
 # ModernBERT's layers that see whole sequences and those that have a window, as version 5 of the library says it and, in
 # brackets, version 4: a list of all (`global_attn_every_n_layers`), and rotary bases of both kinds (`global_rope_theta`
 # and `local_rope_theta`). Version 5 reads both; both are written.
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
-_EVERY, _WINDOW = "global_attn_every_n_layers", "local_attention"
+_EVERY, _WINDOW, _NEAR = "global_attn_every_n_layers", "local_attention", "sliding_window"
 _ATTENTION_DROPOUT = "attention_dropout"
 # With defaults that are ids of ModernBERT's own tokenizer; the tokenizer of a folder has its own.
 _OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
@@ -134,6 +151,11 @@ def _modern_fields(settings: Mapping[str, Any], architecture: Architecture, wher
     bases = {kind: _rotary_base(settings, kind, where) for kind in _BASES}
     fields["rotary_base"] = bases[_GLOBAL]
     every, near = _global_every(settings, where), _number({_WINDOW: 128, **settings}, _WINDOW, where, int) // 2
+    if every != 1 and settings.get(_NEAR, near) not in (near, None):  # of version 5: a second name of `local_attention`
+        raise ValueError(
+            f"{where}: {_NEAR} {settings[_NEAR]!r} and {_WINDOW} {settings.get(_WINDOW, 128)} contradict, for a token "
+            f"sees {_WINDOW} / 2 others on each side. Remove {_NEAR}, or make it {near}."
+        )
     if every != 1:
         fields |= {"window": near + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
     return fields
@@ -148,10 +170,11 @@ def _attention_dropout(config: BertConfig) -> float:
 def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
     own, default = _BASES[kind]
     said = _table(_table(settings, "rope_parameters", where), kind, where)
-    if said.get("rope_type", "default") != "default":
+    scaled = said.get("rope_type", said.get("type", "default"))  # of version 4 of the library
+    if scaled != "default":
         raise ValueError(
             f"{where}: rope_type of rope_parameters must be 'default', for rotary positions are not scaled here. Got "
-            f"{said['rope_type']!r} of {kind}."
+            f"{scaled!r} of {kind}."
         )
     found = [
         _number(each, name, where, float) for each, name in ((said, "rope_theta"), (settings, own)) if name in each
@@ -211,17 +234,18 @@ def _named(architecture: Architecture, names: Mapping[str, str]) -> list[tuple[s
     return [(field, own) for field, own in found if own is not None]
 
 
-def classifier_dropout_from(settings: Mapping[str, Any], where: Path, *, of_texts: bool = True) -> float | None:
-    """In front of a classifier. None: as of hidden states.
+def head_dropout_from(settings: Mapping[str, Any], where: Path, head: str) -> float | None:
+    """Of what a head of fine-tuning reads. None: as of hidden states, or, of answers, none.
 
     Args:
-        of_texts: that of texts, and not of tokens: DistilBERT has a setting for that one alone.
+        head: "classifier", "tags" or "answers". DistilBERT has a setting for that of texts alone, and one for answers.
     """
     found = architecture_of(settings, where)
-    own, default = found.settings.get(_DROPOUT), found.defaults.get(_DROPOUT)
-    if own is not None and not of_texts:
+    setting = _ANSWERS_DROPOUT if head == "answers" else _DROPOUT
+    own, default = found.settings.get(setting), found.defaults.get(setting)
+    if (head == "answers" and own is None) or (head == "tags" and own is not None):
         return None
-    name = own or _DROPOUT
+    name = own or setting
     value = default if settings.get(name) is None else _number(settings, name, where, float)
     if value is not None and not 0 <= value < 1:
         raise ValueError(f"{where}: {name} must be at least 0 and below 1. Got {value}.")
@@ -267,6 +291,7 @@ def settings_of(
     labels: Sequence[str] | None = None,
     problem: str | None = None,
     classifier_dropout: float | None = None,
+    answers_dropout: float | None = None,
 ) -> dict[str, Any]:
     """A config.json of an encoder.
 
@@ -275,6 +300,7 @@ def settings_of(
         dtype: "fp32", "bf16" or "fp16".
         found: one that was imported: what it has besides is kept, but what it says of the classes of another model.
         labels, problem, classifier_dropout: of a classifier.
+        answers_dropout: of the head that finds answers, where the library has a setting for it.
     """
     kind, found = ARCHITECTURES[config.family], dict(found or {})
     same = architecture in (found.get("architectures") or ())
@@ -298,6 +324,8 @@ def settings_of(
     if kind.name == "modernbert":
         new |= _modern_settings(config, found)
         found = {**dict.fromkeys(_OF_TOKENS), **found}
+    if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
+        new[name] = answers_dropout
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}

@@ -137,7 +137,8 @@ class _Plan:
         """The config.json."""
         head = next((head for head in LABELLED if head in self.heads), None)
         if head is None:
-            return settings_of(self.config, self.architecture, self.dtype, found=found)
+            dropped = self._dropout() if "answers" in self.heads else None
+            return settings_of(self.config, self.architecture, self.dtype, found=found, answers_dropout=dropped)
         if head == "tags":
             problem = None  # the library asks for none
         elif problem not in (None, "classify", "labels", "regress", "rank"):
@@ -149,7 +150,7 @@ class _Plan:
             labels = _labels_found(found or {}, self.architecture, outputs)
         if len(labels) != outputs or len(set(labels)) != outputs:
             raise ValueError(f"labels must be {outputs} different names, one for each output. Got {list(labels)}.")
-        dropout = getattr(self.model.get_submodule("dropout"), "p", self.config.dropout)
+        dropout = self._dropout()
         return settings_of(
             self.config,
             self.architecture,
@@ -159,6 +160,11 @@ class _Plan:
             problem=problem,
             classifier_dropout=None if dropout == self.config.dropout else dropout,
         )
+
+    def _dropout(self) -> float:
+        """Of what the head of fine-tuning reads."""
+        found: float = getattr(getattr(self.model, "dropout", None), "p", self.config.dropout)
+        return found
 
     def write(self, config: Mapping[str, Any], cube: Cube) -> None:
         """All ranks gather each tensor, whatever befalls rank 0: the others would wait for it."""

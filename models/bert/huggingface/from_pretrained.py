@@ -205,6 +205,9 @@ M = TypeVar("M", bound=nn.Module)
 class Pretrained(nn.Module):
     """A module whose `__init__` takes a config and a cube."""
 
+    head: ClassVar[str | None] = None
+    """What of fine-tuning stands on the encoder."""
+
     @classmethod
     def from_pretrained(cls: type[M], folder: Path | str, cube: Cube, **options: Any) -> M:
         """The model with the weights of a folder that `open_weights` takes. Every rank calls it at the same time.
@@ -218,7 +221,9 @@ class Pretrained(nn.Module):
             ValueError: what `open_weights` or `WeightSource.fill` refuse, on every rank.
         """
         weights = run_on_all_ranks(cube, lambda: open_weights(Path(folder)))
-        return made(cls, weights, cube, options)
+        head: str | None = cls.head  # type: ignore[attr-defined]
+        of_head = {} if head is None else {"dropout": weights.head_dropout(head)}
+        return made(cls, weights, cube, {**of_head, **options})
 
 
 class PretrainedClassifier(nn.Module):
@@ -251,7 +256,7 @@ class PretrainedClassifier(nn.Module):
             outputs = found
         elif found not in (None, outputs):
             weights = weights.only([each for each in weights.heads if each != head])
-        options = {"dropout": weights.facts.get("classifier_dropout"), **options, "outputs": outputs}
+        options = {"dropout": weights.head_dropout(head), **options, "outputs": outputs}
         return made(cls, weights, cube, options)
 
 

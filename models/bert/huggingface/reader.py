@@ -20,8 +20,8 @@ from models.bert.huggingface import param_names
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of, architectures_from
 from models.bert.huggingface.config import (
     CONFIG,
-    classifier_dropout_from,
     config_from,
+    head_dropout_from,
     labels_from,
     problem_from,
 )
@@ -235,7 +235,8 @@ class HFWeights(WeightSource):
         self.facts: dict[str, Any] = {"dtype": _type_of_most(found)}
         if types := _other_types(self._tensors, self._names, self.facts["dtype"]):
             self.facts["types"] = types
-        dropout = classifier_dropout_from(self.settings, where, of_texts="tags" not in self.heads)
+        head = next((each for each in ("tags", "answers") if each in self.heads), "classifier")
+        dropout = head_dropout_from(self.settings, where, head)
         if dropout is not None:
             self.facts["classifier_dropout"] = dropout
 

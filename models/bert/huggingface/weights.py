@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
+from models.bert.huggingface.config import CONFIG, head_dropout_from
 from models.bert.huggingface.param_names import LABELLED, part_of
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import first_names
@@ -60,7 +61,8 @@ class WeightSource(ABC):
         labels: names of the classes or tags, where the classifier has some.
         problem: "classify", "labels", "regress", "answer", "tag" or "rank", where there is a head for it.
         facts: what else it says: of its model.json, or found in a Hugging Face folder: "dtype", that of most numbers;
-            "types", those of single tensors that are of another one, by the library's names; "classifier_dropout".
+            "types", those of single tensors that are of another one, by the library's names; "classifier_dropout", of
+            what its head of fine-tuning reads.
         settings: the config.json of the Hugging Face folder that it is or was.
     """
 
@@ -92,6 +94,17 @@ class WeightSource(ABC):
         if {*LABELLED, "answers"}.isdisjoint(chosen.heads):
             chosen.problem = None
         return chosen
+
+    def head_dropout(self, head: str) -> float | None:
+        """Of what a head of fine-tuning ("classifier", "tags", "answers") reads, in a model that begins with this
+        folder. None: as the model has it.
+
+        Raises:
+            ValueError: a config.json that says no probability.
+        """
+        if head in self.heads and (found := self.facts.get("classifier_dropout")) is not None:
+            return float(found)
+        return None if self.settings is None else head_dropout_from(self.settings, self.folder / CONFIG, head)
 
     def fill(self, model: nn.Module, cube: Cube) -> LoadReport:
         """Gives a model the weights, in the types of its parameters; heads that the folder does not have stay.

@@ -32,7 +32,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def language_model(folder: Path, family: str) -> Path:
-    """One by chance, with an uncased vocabulary beside it."""
+    """One by chance, with an uncased vocabulary beside it, whose heads of fine-tuning drop out 0.3 of what they
+    read."""
     cube = Cube.single()
     cube.manual_seed(1)
     config = BertConfig(
@@ -40,6 +41,9 @@ def language_model(folder: Path, family: str) -> Path:
         **{"family": family, "next_sentence": False, **FAMILIES[family]},
     )
     export_huggingface(BertForPreTraining(config, cube), cube, folder)
+    told = json.loads((folder / "config.json").read_text())
+    told["seq_classif_dropout" if family == "distilbert" else "classifier_dropout"] = 0.3
+    (folder / "config.json").write_text(json.dumps(told))
     write_vocab(folder)
     names = ["input_ids", *(["token_type_ids"] if config.types > 1 else []), "attention_mask"]
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_input_names": names}
@@ -118,6 +122,10 @@ def test_a_run_and_its_folder_of_the_library_say_the_same(
     told = read_model_json(seed)
     assert (sorted(told.heads), told.config.family) == (sorted(heads), family)
     assert convert(["to-hf", str(seed), str(tmp_path / "back")]) == 0
+    if heads:
+        back = json.loads((tmp_path / "back" / "config.json").read_text())
+        assert told.facts["classifier_dropout"] == 0.3
+        assert back["seq_classif_dropout" if family == "distilbert" else "classifier_dropout"] == 0.3
     asked = "classify" if task == "regress" else task
     question, folders = TASKS[task].question, (seed, tmp_path / "back")
     ours, theirs = (load(folder, asked).predict([question])[0].as_json() for folder in folders)

@@ -211,6 +211,24 @@ def test_tags(tmp_path: Path) -> None:
     assert same(values(again), values(ours))
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "attention"), [("DistilBert", "qa_dropout", 0.0), ("ModernBert", "classifier_dropout", None)]
+)
+def test_dropout_of_answers(tmp_path: Path, family: str, name: str, attention: float | None) -> None:
+    """Where the library's class drops out what the head reads; and DistilBERT drops none of attention's output."""
+    model = original(f"{family}ForQuestionAnswering", pad_token_id=0, **{name: 0.4})
+    settings = {**settings_of(model), **({"dropout": 0.1} if attention == 0.0 else {})}
+    write(tmp_path / "theirs", tensors_of(model), settings)
+    cube = Cube.single()
+    cube.manual_seed(2)
+    ours = BertForQuestionAnswering.from_pretrained(tmp_path / "theirs", cube)
+    assert ours.dropout.p == 0.4
+    assert getattr(ours.bert.layers[1].attention_out_dropout, "p", None) == attention
+    export_huggingface(ours, cube, tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())[name] == 0.4
+    assert BertForQuestionAnswering(toy_config(67), cube).dropout.p == 0.0, "BERT's head has none"
+
+
 def test_a_number(tmp_path: Path) -> None:
     cube = Cube.single()
     export_huggingface(BertForSequenceClassification(toy_config(67), 1, cube), cube, tmp_path, problem="regress")
