@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation(
         "gpt-temperature-multiplied",
         "models/gpt/generate.py",
-        old="logits = logits / sampling.temperature",
-        new="logits = logits * sampling.temperature",
+        old="logits.max()) / sampling.temperature",
+        new="logits.max()) * sampling.temperature",
         tests=("tests/models/test_gpt.py::test_draws_follow_the_distribution",),
     ),
     Mutation(
