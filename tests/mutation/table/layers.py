@@ -274,6 +274,13 @@ MUTATIONS = (
         tests=("tests/layers/test_narrow_types.py::test_a_row_of_zeros_stays_zero",),
     ),
     Mutation(
+        "norm-takes-computed-parameters",
+        "tensor3d/layers/norm.py",
+        old="check_layout(parameter, vector(face), cube)",
+        new="pass",
+        tests=("tests/layers/test_unusual_use.py::test_no_layer_takes_a_parameter_that_was_computed",),
+    ),
+    Mutation(
         "norm-mean-of-own-columns",
         "tensor3d/layers/norm.py",
         old="means = summing.wait() / (x.shape[1] * axis.size)",

@@ -103,9 +103,23 @@ MUTATIONS = (
     Mutation(
         "gpt-temperature-multiplied",
         "models/gpt/generate.py",
-        old="logits.max()) / sampling.temperature",
-        new="logits.max()) * sampling.temperature",
+        old="logits = (logits - logits.max()) / sampling.temperature",
+        new="logits = (logits - logits.max()) * sampling.temperature",
         tests=("tests/models/test_gpt.py::test_draws_follow_the_distribution",),
+    ),
+    Mutation(
+        "gpt-cold-logits-infinite",
+        "models/gpt/generate.py",
+        old="logits = (logits - logits.max()) / sampling.temperature",
+        new="logits = logits / sampling.temperature",
+        tests=("tests/models/test_gpt.py::test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out",),
+    ),
+    Mutation(
+        "distilbert-drops-attention-output",
+        "models/bert/config.py",
+        old='if self.family == "distilbert":\n            return 0.0',
+        new='if self.family == "distilbert":\n            return self.dropout',
+        tests=("tests/models/bert/huggingface/test_export.py::test_dropout_of_answers",),
     ),
     Mutation(
         "gpt-top-k-off-by-one",

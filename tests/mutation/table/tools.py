@@ -14,6 +14,15 @@ JUDGING = "tests/tools/doctor/test_rules.py"
 
 MUTATIONS = (
     Mutation(
+        "finetune-head-drops-as-hidden-states",
+        "tools/finetune/trainer.py",
+        old="if probability is not None:",
+        new="if probability is None:",
+        tests=(
+            "tests/tools/finetune/test_families.py::test_a_run_and_its_folder_of_the_library_say_the_same[tag-electra-heads1]",
+        ),
+    ),
+    Mutation(
         "a-rank-that-fails-alone-ends-nccl-groups",
         "tools/common/cli.py",
         old="        alone = _is_alone(error)\n",
