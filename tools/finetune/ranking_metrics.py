@@ -62,12 +62,18 @@ def recall(ranked: Grades, judged: Grades, cut: int) -> float:
 def ndcg(ranked: Grades, judged: Grades, cut: int, gain: Gain = "linear") -> float:
     """The gains of the first `cut` documents, each over log2(place + 1), by those of the best ranking (Järvelin and
     Kekäläinen 2002). Grades below 0 count as 0."""
-    return _discounted(ranked, cut, gain) / _discounted(np.sort(judged)[::-1], cut, gain)
+    best = np.sort(judged)[::-1]
+    highest = float(best[0])
+    return _discounted(ranked, cut, gain, highest) / _discounted(best, cut, gain, highest)
 
 
-def _discounted(ranked: Grades, cut: int, gain: Gain) -> float:
-    gains = np.maximum(ranked[:cut], 0).astype(np.float64)
-    gains = np.exp2(gains) - 1 if gain == "exponential" else gains
+def _discounted(ranked: Grades, cut: int, gain: Gain, highest: float) -> float:
+    """By about the gain of the highest grade, of which a ratio knows nothing: 2^1100 is no number, nor 2^1e-20 - 1."""
+    grades = np.maximum(ranked[:cut], 0).astype(np.float64)
+    if gain == "exponential":
+        gains = np.exp2(grades - highest) * -np.expm1(-grades * np.log(2))
+    else:
+        gains = np.ldexp(grades, -int(np.frexp(highest)[1]))
     return float((gains / np.log2(np.arange(2, len(gains) + 2))).sum())
 
 

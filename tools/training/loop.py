@@ -106,6 +106,7 @@ class TrainLoop:
         self._log.boundary(state.step, trainer.cube)
         if ending is not None:
             self._checkpoints.wait()
+            state.seconds = time.monotonic() - state.began  # where no checkpoint is written, too
         self._report()
         if ending is not None:
             self._log.stopped(state.samples, reached=ending == "target")

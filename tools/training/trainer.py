@@ -45,7 +45,7 @@ class TrainState:
     evaluation_due: bool = field(default=False, metadata=_SAVED)
     """Whether an evaluation is still to be done before the next step; a signal may have kept it from being done."""
     seconds: float = field(default=0.0, metadata=_SAVED)
-    """Of training up to the last checkpoint, evaluations and checkpoints included, restarts not."""
+    """Of training up to the last checkpoint, or the end, evaluations and checkpoints included, restarts not."""
     ending: Ending | None = field(default=None, metadata=_SAVED)
     """Why the run ended, if it did."""
     best: EarlyStopping = field(default_factory=lambda: EarlyStopping(0))

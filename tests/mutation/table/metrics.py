@@ -225,8 +225,8 @@ MUTATIONS = (
     Mutation(
         "ranks-ndcg-of-what-was-found",
         "tools/finetune/ranking_metrics.py",
-        old="_discounted(np.sort(judged)[::-1], cut, gain)",
-        new="_discounted(np.sort(ranked)[::-1], cut, gain)",
+        old="best = np.sort(judged)[::-1]",
+        new="best = np.sort(ranked)[::-1]",
         tests=("tests/tools/finetune/test_ranking_metrics.py",),
     ),
     Mutation(

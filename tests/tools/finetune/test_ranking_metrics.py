@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,19 @@ def test_ndcg_is_that_of_scikit_learn_where_no_scores_are_equal(gain: str) -> No
         gains = grades if gain == "linear" else 2**grades - 1
         found = ndcg(in_rank_order(scores, grades), grades, cut, gain)  # type: ignore[arg-type]
         assert found == pytest.approx(ndcg_score(gains[None], scores[None], k=cut), abs=1e-12)
+
+
+@pytest.mark.parametrize(("high", "low"), [(1100.0, 0.0), (1e308, 1e308), (1e-20, 1e-20), (1e-310, 0.0)])
+@pytest.mark.parametrize("gain", ["linear", "exponential"])
+def test_grades_of_any_size_have_an_ndcg(gain: Any, high: float, low: float) -> None:
+    """Of the gains themselves some are infinite, and some 0: a ratio of such is no number."""
+    last, judged = np.array([0.0, low, high]), np.array([high, low, 0.0])
+    relevant = 1 + (low > 0)
+    best = sum(1 / math.log2(place + 2) for place in range(relevant))
+    assert ndcg(judged, judged, 10, gain) == 1
+    assert ndcg(last, judged, 10, gain) == pytest.approx(
+        sum(1 / math.log2(place + 2) for place in range(3 - relevant, 3)) / best, rel=1e-9
+    )
 
 
 def test_equal_scores_do_not_favour_the_relevant_wherever_it_is_listed() -> None:

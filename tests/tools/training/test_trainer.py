@@ -377,6 +377,8 @@ def test_chosen_steps_are_traced(recipe: Path, tmp_path: Path) -> None:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"step 2", "step 3"} <= names
     assert not {"step 1", "step 4"} & names
+    steps, (end,) = journal(run, "step"), journal(run, "event")
+    assert end["seconds"] >= sum(step["seconds"] for step in steps), "also of a run without a checkpoint"
 
 
 @pytest.mark.parametrize(
