@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import math
 import os
 import secrets
 import signal
@@ -48,13 +47,11 @@ _log = logging.getLogger(__name__)
 # --- JSON that somebody else has written ------------------------------------------------------------------------------
 
 
-def parsed_json(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
+def parsed_json(text: str | bytes, *, unique: bool = False) -> Any:
     """The value of a text, or of its bytes in UTF-8.
 
     Args:
         unique: refuse a key that an object has twice, as of data that somebody has written by hand or glued together.
-        finite: refuse NaN, Infinity and numbers that are infinite here (1e999), which Python reads and writes, and JSON
-            does not have: of what goes on to others.
 
     Raises:
         ValueError: no UTF-8, no JSON, or deeper than Python reads; the message tells which, to be put behind a name.
@@ -62,25 +59,9 @@ def parsed_json(text: str | bytes, *, unique: bool = False, finite: bool = False
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=unique_keys if unique else None,
-            parse_constant=_no_constant if finite else None,
-            parse_float=_finite if finite else None,
-        )
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except RecursionError:
         raise ValueError("its lists or objects are too deep in one another") from None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _finite(number: str) -> float:
-    found = float(number)
-    if math.isinf(found):
-        raise ValueError(f"{number:.40} is too large a number")
-    return found
 
 
 _NO_TEXT = {

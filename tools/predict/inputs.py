@@ -263,7 +263,7 @@ def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -
     if not text.strip():
         return problem("an empty line. Each line is a string or an object in JSON; leave empty ones out.")
     try:
-        item = parsed_json(text, unique=True, finite=True)  # an id is written as it was read
+        item = parsed_json(text, unique=True)
     except ValueError as error:
         return problem(f"not JSON ({error}): {_short(text)}. For lines that are texts themselves, say --plain.")
     return query_of(item, fields, number, "line")

@@ -149,8 +149,6 @@ BAD = (
     "\ud800",
     " ",
     {"text": "a", "context": ""},
-    b'{"id": NaN, "text": "a"}\n',
-    b'{"id": [1e999], "text": "a"}\n',
 )
 
 
@@ -159,14 +157,13 @@ def test_bad_lines_keep_their_places(models: Path, tmp_path: Path, capsys: pytes
     lines, told = said(capsys, "classify", models / "classes", "--file", file, "--on-error", "skip")
     found = [json.loads(line) for line in lines]
     assert len(found) == len(BAD) + 2
-    assert "13 texts, 0 truncated, 11 skipped" in told
+    assert "11 texts, 0 truncated, 9 skipped" in told
     assert found[0]["label"] in LABELS
     assert found[-1]["id"] == "\ud800"
     problems = found[1:-1]
     assert [one["line"] for one in problems] == list(range(2, len(BAD) + 2))
     wanted = ["not JSON", "not JSON", "not UTF-8 at byte 4", "an empty line", "Got 7", "no such key", "surrogate"]
-    wanted += ["has no token", "is not read here", "NaN is no number of JSON", "1e999 is too large a number"]
-    for one, words in zip(problems, wanted, strict=True):
+    for one, words in zip(problems, [*wanted, "has no token", "is not read here"], strict=True):
         assert words in one["error"]
     assert problems[5]["id"] == 4
 
