@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tensor3d import checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tests.checkpoint.subject import ALONE, make, same, state, step
@@ -96,6 +98,7 @@ def swept(directory: Path) -> list[tuple[int, bool]]:
     raise AssertionError("a save has no end")
 
 
+@pytest.mark.slow
 def test_killed_at_every_moment(tmp_path: Path) -> None:
     (found,) = run_ranks(1, swept, tmp_path)
     assert len(found) > 35, "fewer moments than a save has"

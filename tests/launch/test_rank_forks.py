@@ -21,6 +21,10 @@ import json, os, signal, sys, time
 from pathlib import Path
 import job.heavy
 
+def life(folder, rank):
+    told = folder / f"{rank}.json"
+    return json.loads(told.read_text())["environment"]["TORCHELASTIC_RESTART_COUNT"] if told.exists() else None
+
 def main():
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "TORCHELASTIC_RESTART_COUNT", "OF_THE_CALLER")
@@ -36,7 +40,8 @@ def main():
     }
     (folder / f"{rank}.partial").write_text(json.dumps(facts))
     os.rename(folder / f"{rank}.partial", folder / f"{rank}.json")
-    while not (folder / "go").exists():
+    # torchrun ends a rank with the first that fails: not before both have said what they see in this life.
+    while life(folder, "0") != life(folder, "1") or not (folder / "go").exists():
         time.sleep(0.02)
     sys.exit(3 * int(rank))
 

@@ -148,14 +148,14 @@ def test_shards_differ_by_one_sequence_at_most(ids: Path, tmp_path: Path) -> Non
     assert all(np.ptp([DOCUMENT_OF[a[0]] for a, _, _ in content(shard)]) > 90 for shard in several.shards)
 
 
-def test_duplicates_cut_elsewhere(ids: Path, tmp_path: Path) -> None:
-    for single in (False, True):
-        once = training(made(tmp_path / f"once-{single}", ids, single_texts=single, short_probability=0.0))
-        thrice = made(tmp_path / f"thrice-{single}", ids, single_texts=single, short_probability=0.0, duplicates=3)
-        sequences = training(thrice)
-        assert 2.5 < len(sequences) / len(once) < 3.7
-        assert len({(*a, 0, *b) for a, b, _ in sequences}) > 1.5 * len(once)
-        assert thrice.counts["corpora"][0]["passes"] == 3
+@pytest.mark.parametrize("single", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_duplicates_cut_elsewhere(ids: Path, tmp_path: Path, single: bool) -> None:
+    once = training(made(tmp_path / "once", ids, single_texts=single, short_probability=0.0))
+    thrice = made(tmp_path / "thrice", ids, single_texts=single, short_probability=0.0, duplicates=3)
+    sequences = training(thrice)
+    assert 2.5 < len(sequences) / len(once) < 3.7
+    assert len({(*a, 0, *b) for a, b, _ in sequences}) > 1.5 * len(once)
+    assert thrice.counts["corpora"][0]["passes"] == 3
 
 
 def test_entropy_is_that_of_the_text_in_the_shards(ids: Path, tmp_path: Path) -> None:
