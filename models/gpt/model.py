@@ -28,6 +28,7 @@ from tensor3d import (
     cross_entropy,
     local_rows,
 )
+from tensor3d.layers.attention import check_kv_heads
 
 _INNER_STEP = 64  # the default inner size is rounded up to a multiple of this: even cuts, and tiles that are full
 
@@ -47,6 +48,9 @@ class GptConfig:
     """Columns of a hidden state."""
     heads: int
     """Attention heads of a block; divides hidden, and leaves an even head dimension (rotary positions turn pairs)."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each of which serves as many heads of queries (grouped-query attention, Ainslie et al.
+    2023); divides heads. Default: heads."""
     inner: int | None = None
     """Columns inside the gated MLP. Default: 8/3 * hidden, so that it has the weights of an ungated one of 4 * hidden
     (Shazeer 2020), rounded up to a multiple of 64."""
@@ -75,6 +79,8 @@ class GptConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, or None. Got {value}.")
+        if self.kv_heads is not None:
+            check_kv_heads(self.kv_heads, self.heads)
         if self.hidden % (2 * self.heads):
             raise ValueError(
                 f"hidden must divide by heads={self.heads}, with an even head dimension. Got {self.hidden}."
@@ -91,7 +97,7 @@ class GptConfig:
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
-        shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size)
+        shape.check_block(heads=self.heads, kv_heads=self.kv_heads, hidden=self.hidden, inner=self.inner_size)
 
 
 PRESETS: dict[str, GptConfig] = {
@@ -164,6 +170,7 @@ def _block(config: GptConfig, cube: Cube) -> Block3D:
         std=config.std,
         rotary_base=config.rotary_base,
         window=config.window,
+        kv_heads=config.kv_heads,
     )
     return Block3D(
         attention,

@@ -1,6 +1,6 @@
 """Attention inside sequences that lie one after another: one function, a table of backends.
 
-T rows of a rank, R rows of them that ask, h heads of a rank, d head dimension
+T rows of a rank, R rows of them that ask, h heads of a rank, g of keys and values, d head dimension
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.attention.backends import AttentionArgs, AttentionRequest, Backend, Name, choose, named
+from tensor3d.attention.backends import SUPPORT, AttentionArgs, AttentionRequest, Backend, Name, choose, named, served
 from tensor3d.attention.flex import flex
 from tensor3d.attention.grouped import grouped
 from tensor3d.attention.varlen import varlen
@@ -90,7 +90,8 @@ def attention(
     """softmax(q k^T / sqrt(d)) v within each sequence; nothing crosses a boundary, and no rank talks to another.
 
     Args:
-        q, k, v: (T, h, d), the rows of whole sequences.
+        q: (T, h, d), the rows of whole sequences.
+        k, v: (T, g, d), where g divides h: each head of theirs serves h/g of q next to one another.
         sequences: where they begin and end; they cover the T rows.
         backend: `"varlen"`: FlashAttention on CUDA. `"flex"`: FlexAttention with a document mask. `"grouped"`: batches
             by length class, one SDPA each. `"reference"`: dense, one sequence after another; for tests.
@@ -114,6 +115,8 @@ def attention(
     call = AttentionArgs(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
     # What this rank's sequences are as long as must not matter: all ranks are to refuse what is named, or none.
     name = _chosen(backend, q, k, v, call, has_window=(near if backend == "auto" else window) is not None)
+    if not SUPPORT[name].kv_heads or q.shape[0] == 0:
+        k, v = served(k, q.shape[1]), served(v, q.shape[1])
     if q.shape[0] == 0 or k.shape[0] == 0:
         # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
         return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
@@ -131,10 +134,14 @@ def _chosen(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionAr
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, queries: RowSelection | None) -> None:
-    if k.dim() != 3 or k.shape != v.shape or q.shape[1:] != k.shape[1:] or (queries is None and q.shape != k.shape):
+    if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2]:
+        fits = False
+    else:
+        fits = k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0 and (queries is not None or len(q) == len(k))
+    if not fits:
         raise ValueError(
-            f"q, k and v must have one shape (rows, heads, head dimension). Got {tuple(q.shape)}, {tuple(k.shape)} and "
-            f"{tuple(v.shape)}."
+            "q, k and v must have one shape (rows, heads, head dimension); heads of k and v may be fewer, and divide "
+            f"those of q. Got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(

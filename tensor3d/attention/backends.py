@@ -36,6 +36,13 @@ def apart(v: Tensor, k: Tensor) -> Tensor:
     return v if k._base is not None and k._base is v._base else v.contiguous()
 
 
+def served(keys: Tensor, heads: int) -> Tensor:
+    """Keys or values (T, g, d) as (T, h, d): each head of theirs once for every head of queries that it serves, which
+    are next to one another (Ainslie et al. 2023, arXiv 2305.13245, §2.2)."""
+    own = keys.shape[1]
+    return keys if own == heads else keys.unsqueeze(2).expand(-1, -1, heads // own, -1).flatten(1, 2)
+
+
 # --- What each backend can do -----------------------------------------------------------------------------------------
 
 Name = Literal["reference", "grouped", "varlen", "flex"]
@@ -103,6 +110,8 @@ class BackendSpec:
     dropout: bool = True
     causal: bool = True
     window: bool = True
+    kv_heads: bool = False
+    """Keys and values of fewer heads than queries, as they are: the others get them repeated (`served`)."""
     queries: bool = True
     queries_masked: bool = True
     """Queries together with a causal mask or a window."""
@@ -156,6 +165,7 @@ SUPPORT: dict[Name, BackendSpec] = {
         types=(torch.bfloat16, torch.float16),
         capability=(8, 0),
         head_dims=(8, 256),
+        kv_heads=True,
         # Its mask would be aligned with the last query, wherever that one stands.
         queries_masked=False,
     ),

@@ -1,6 +1,6 @@
 """PyTorch's attention over sequences of different length, FlashAttention on CUDA: no padding, no way there and back.
 
-T rows of a rank, R rows that ask, h heads of a rank, d head dimension
+T rows of a rank, R rows that ask, h heads of a rank, g of keys and values, d head dimension
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tensor3d.attention.backends import AttentionArgs, apart
+from tensor3d.attention.backends import AttentionArgs, apart, served
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.torch_private import flash_attention
@@ -31,7 +31,8 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     result = asked
     if order.most:
         result = flash(asked, k, v, order.cu_seqlens, ends, order.most, longest, **options)
-    return torch.cat([result, q.new_zeros(1, *q.shape[1:]), k[:0], v[:0]]).index_select(0, order.restore)
+    nothing = [served(t[:0], q.shape[1]) for t in (k, v)]
+    return torch.cat([result, q.new_zeros(1, *q.shape[1:]), *nothing]).index_select(0, order.restore)
 
 
 def flash(

@@ -79,11 +79,12 @@ class CubeShape:
         size: int = getattr(self, axis)
         return size
 
-    def check_block(self, *, heads: int, hidden: int, inner: int) -> None:
+    def check_block(self, *, heads: int, hidden: int, inner: int, kv_heads: int | None = None) -> None:
         """Raises ValueError where the sizes of a transformer block do not divide: what its layers would say, before any
-        process."""
+        process. `kv_heads`: of keys and values, where they are fewer."""
         sizes: tuple[tuple[str, int, AxisName], ...] = (
             ("heads", heads, "y"),
+            ("kv_heads", heads if kv_heads is None else kv_heads, "y"),
             ("hidden", hidden, "y"),
             ("hidden", hidden, "z"),
             ("inner", inner, "y"),

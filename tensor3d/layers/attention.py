@@ -1,6 +1,6 @@
 """Self-attention over packed sequences.
 
-M tokens of the cube, H hidden size, h heads, d = H/h head dimension
+M tokens of the cube, H hidden size, h heads, g heads of keys and values, d = H/h head dimension
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ class Attention3D(nn.Module):
 
     On face y a rank holds whole packs and whole heads, so that attention itself sends nothing. Rows of the fused QKV
     weight are ordered (head, q/k/v, head dimension), so that a cut over y takes whole heads; `to_fused_rows` and
-    `from_fused_rows` turn torch's (q/k/v, head, head dimension) into it and back.
+    `from_fused_rows` turn torch's (q/k/v, head, head dimension) into it and back. With fewer heads of keys they are
+    ordered (head of keys, its h/g heads of queries, k, v), each of d rows: a cut takes whole groups.
 
     Args:
         hidden: H, divides by heads, y and z.
         heads: h, divides by y.
+        kv_heads: g, divides h, and divides by y: keys and values of fewer heads, each of which serves h/g heads of
+            queries next to one another (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245, §2.2; of one
+            head: multi-query). None: as many as heads.
         causal: a token sees itself and what came before it in its sequence.
         dropout: of the attention probabilities.
         rotary_base: turns queries and keys by their place in the sequence (ops/rotary.py), with this base; 10,000
@@ -67,6 +71,7 @@ class Attention3D(nn.Module):
         reshard_after_forward: bool = True,
         rotary_base: float | None = None,
         window: int | None = None,
+        kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if recompute not in get_args(Recompute):
@@ -76,17 +81,21 @@ class Attention3D(nn.Module):
         check_divides("hidden", hidden, cube, "z")
         if hidden % heads:
             raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}.")
+        kv_heads = heads if kv_heads is None else kv_heads
+        check_kv_heads(kv_heads, heads)
+        check_divides("kv_heads", kv_heads, cube, "y")
         check_dropout(dropout, cube)
         check_window(window)
         if backend != "auto":
             check_gpus(backend, cube.least_capability)
         if rotary_base is not None:
             check_rotary(hidden // heads, rotary_base)
-        self.heads, self.head_dim, self.cube = heads, hidden // heads, cube
+        self.heads, self.kv_heads, self.head_dim, self.cube = heads, kv_heads, hidden // heads, cube
         self.causal, self.dropout, self.backend, self.recompute = causal, dropout, backend, recompute
         self.rotary_base, self.window = rotary_base, window
         reshard = reshard_after_forward
-        self.qkv = Linear3D(hidden, 3 * hidden, cube, "z", bias, std=std, reshard_after_forward=reshard)
+        rows = (heads + 2 * kv_heads) * self.head_dim
+        self.qkv = Linear3D(hidden, rows, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
     @out_of_graphs
@@ -99,7 +108,8 @@ class Attention3D(nn.Module):
         if x.dim() == 3:
             return in_batch(lambda rows: self.forward(rows, sequences, queries), x, "Attention3D")
         projected = self.qkv(x)
-        qkv = projected.view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim)
+        parts = self.heads // self.kv_heads + 2
+        qkv = projected.view(-1, self.kv_heads // self.cube.axis("y").size, parts, self.head_dim)
         if self.recompute == "attention" and torch.is_grad_enabled():
             return self.out(checkpoint(self._mixed, qkv, sequences, queries, use_reentrant=False))
         mixed = self._mixed(qkv, sequences, queries)
@@ -107,7 +117,7 @@ class Attention3D(nn.Module):
         return self.out(mixed)
 
     def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None) -> Tensor:
-        q, k, v = qkv.unbind(2)
+        q, k, v = _parts(qkv)
         if self.rotary_base is not None:
             check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
             q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
@@ -129,9 +139,27 @@ class Attention3D(nn.Module):
 
     def extra_repr(self) -> str:
         options = f"heads={self.heads}, causal={self.causal}, dropout={self.dropout}, backend={self.backend}"
+        if self.kv_heads != self.heads:
+            options += f", kv_heads={self.kv_heads}"
         if self.rotary_base is not None:
             options += f", rotary_base={self.rotary_base:g}"
         return options if self.window is None else f"{options}, window={self.window}"
+
+
+def check_kv_heads(kv_heads: int, heads: int) -> None:
+    """Raises ValueError unless so many heads of keys and values serve as many heads of queries each."""
+    if kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"kv_heads must be at least 1 and divide heads={heads}. Got {kv_heads}.")
+
+
+def _parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, g, h/g + 2, d) to q (rows, h, d), k and v (rows, g, d)."""
+    if qkv.shape[2] == 3:
+        q, k, v = qkv.unbind(2)
+    else:
+        q, k, v = qkv.split([qkv.shape[2] - 2, 1, 1], 2)
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+    return q, k, v
 
 
 def _asking(q: Tensor, queries: RowSelection) -> Tensor:

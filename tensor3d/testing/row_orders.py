@@ -29,9 +29,15 @@ _MOST = 64
 class FusedOrder:
     """Rows of the reference are ordered (part, group, d) and the layer's (group, part, d); `back`: the other way."""
 
-    parts: int
+    parts: int | tuple[int, ...]
+    """As of `to_fused_rows`."""
     groups: int
     back: bool = False
+
+    @property
+    def number(self) -> int:
+        """Of parts."""
+        return self.parts if isinstance(self.parts, int) else len(self.parts)
 
     def of(self, rows: int) -> Tensor:
         """int64 (rows,): of each row of the layer's the reference's."""
@@ -89,13 +95,14 @@ def _of_known_layers(model: nn.Module, rows: Mapping[str, int]) -> Iterator[Orde
     by_parts: dict[int, dict[str, FusedOrder]] = {3: {}, 2: {}}
     for prefix, module in model.named_modules():
         if isinstance(module, Attention3D):
-            order, fused = FusedOrder(3, module.heads), "qkv"
+            asking = module.heads // module.kv_heads
+            order, fused = FusedOrder(3 if asking == 1 else (asking, 1, 1), module.kv_heads), "qkv"
         elif isinstance(module, GatedMLP3D):
             order, fused = FusedOrder(2, module.down.in_features), "gate_up"
         else:
             continue
         names = (".".join(filter(None, (prefix, fused, each))) for each in ("weight", "bias"))
-        by_parts[order.parts].update({name: order for name in names if name in rows})
+        by_parts[order.number].update({name: order for name in names if name in rows})
     found = [orders for orders in by_parts.values() if orders]
     if len(found) == 2:
         yield found[0] | found[1]
@@ -118,8 +125,8 @@ def _in_words(orders: Orders, rows: Mapping[str, int]) -> str:
     for name, order in orders.items():
         by_order.setdefault(order.code(rows[name]), []).append(name)
     written = " | ".join(f"dict.fromkeys({names!r}, {code})" for code, names in by_order.items())
-    stacked = " and ".join(f"({_PARTS[p]}, {_GROUPS[p]}, d)" for p in dict.fromkeys(o.parts for o in orders.values()))
-    fused = " and ".join(f"({_GROUPS[p]}, {_PARTS[p]}, d)" for p in dict.fromkeys(o.parts for o in orders.values()))
+    stacked = " and ".join(f"({_PARTS[p]}, {_GROUPS[p]}, d)" for p in dict.fromkeys(o.number for o in orders.values()))
+    fused = " and ".join(f"({_GROUPS[p]}, {_PARTS[p]}, d)" for p in dict.fromkeys(o.number for o in orders.values()))
     theirs, ours = (fused, stacked) if next(iter(orders.values())).back else (stacked, fused)
     return (
         f"{', '.join(orders)}: right as soon as the rows are in another order. The reference's are ordered {theirs}, "

@@ -283,6 +283,44 @@ def test_the_layer_refuses_windows_and_rotary_positions_that_cannot_be() -> None
         layer(torch.zeros(2, 4, 8), Sequences.from_lengths([8]))
 
 
+# --- fewer heads of keys and values --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 3}], ids=str)
+@pytest.mark.parametrize("numbers", [None, [8, -1, 0, 2, 8], []], ids=["all", "some", "none"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_each_head_of_keys_serves_its_group_of_queries(
+    backend: Backend, numbers: list[int] | None, options: dict[str, Any]
+) -> None:
+    """As if each were there once for every head of queries; its gradient is the sum of theirs."""
+    sequences, random = Sequences.from_lengths([3, 2, 4]), torch.Generator().manual_seed(0)
+    queries = None if numbers is None else RowSelection.from_numbers(numbers)
+    asking = 9 if numbers is None else len(numbers)
+    sizes = [(asking, 6, 8), (9, 2, 8), (9, 2, 8)]
+    q, k, v = (torch.randn(size, generator=random, dtype=torch.float64).requires_grad_() for size in sizes)
+    got = attention(q, k, v, sequences, backend=backend, queries=queries, **options)
+    wide = [torch.stack([t[:, 0]] * 3 + [t[:, 1]] * 3, 1) for t in (k, v)]
+    wanted = attention(q, *wide, sequences, backend="reference", queries=queries, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+    direction = torch.randn(got.shape, generator=random, dtype=torch.float64)
+    pairs = (torch.autograd.grad(each, (q, k, v), direction) for each in (got, wanted))
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_heads_of_keys_that_do_not_fit_are_refused() -> None:
+    four, q = Sequences.from_lengths([4]), torch.zeros(4, 6, 8)
+    for k in (q[:, :4], q[:, :0], torch.zeros(4, 12, 8), q[:3, :2]):
+        with pytest.raises(ValueError, match=r"heads of k and v may be fewer, and divide those of q\. Got \(4, 6, 8\)"):
+            attention(q, k, k, four)
+    for kv_heads in (0, 4, 12, -2):
+        with pytest.raises(ValueError, match=rf"kv_heads must be at least 1 and divide heads=6\. Got {kv_heads}"):
+            Attention3D(48, 6, Cube.single(), kv_heads=kv_heads)
+    layer = Attention3D(48, 6, Cube.single(), kv_heads=2)
+    assert "kv_heads=2" in repr(layer)
+    assert layer.qkv.weight.shape == (80, 48)
+
+
 # --- grouping ------------------------------------------------------------------------------------------------------
 
 

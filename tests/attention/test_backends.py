@@ -222,20 +222,21 @@ def test_queries_in_the_order_of_their_sequences() -> None:
     assert order_of(queries, sequences) is order, "made once for all layers"
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_operator_takes_its_arguments(dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "kv_heads"), [(0.0, 2), (0.1, 2), (0.0, 1)])
+def test_the_operator_takes_its_arguments(dropout: float, kv_heads: int) -> None:
     """On tensors of CUDA without values: of PyTorch's own operator no version is promised."""
     module = importlib.import_module("tensor3d.attention.varlen")
     with FakeTensorMode():
         ends = torch.empty(4, dtype=torch.int32, device="cuda")
         sequences = Sequences(cu_seqlens=ends, lengths=(3, 2, 4))
-        q, k, v = (torch.empty(9, 2, 8, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        q, k, v = (torch.empty(9, heads, 8, dtype=torch.bfloat16, device="cuda") for heads in (2, kv_heads, kv_heads))
         call = AttentionArgs(sequences=sequences, queries=None, dropout=dropout, causal=False, window=None)
         assert module.varlen(q, k, v, call).shape == q.shape
 
 
 def kernel_by_hand(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *_: object, **__: object) -> Tensor:
     """Of the kernel's signature, without a mask."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     parts = []
     for i in range(len(q_ends) - 1):
         a, b, c = q[q_ends[i] : q_ends[i + 1]], k[k_ends[i] : k_ends[i + 1]], v[k_ends[i] : k_ends[i + 1]]
@@ -244,8 +245,9 @@ def kernel_by_hand(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tens
     return torch.cat(parts)
 
 
+@pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("numbers", [None, [8, -1, 0, 2, 8], [-1, -1]])
-def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_to_the_kernel(numbers: list[int] | None, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the kernel, which runs on a GPU alone: as the reference, forward and backward."""
     module = importlib.import_module("tensor3d.attention.varlen")
     monkeypatch.setattr(module, "flash", kernel_by_hand)
@@ -253,6 +255,7 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, monkeypatch: pyt
     queries = None if numbers is None else RowSelection.from_numbers(numbers)
     call = AttentionArgs(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
     q, k, v, direction = drawn(sequences, queries, torch.float64)
+    k, v = k[:, :kv_heads], v[:, :kv_heads]
     got = results(lambda *qkv: module.varlen(*qkv, call), q, k, v, direction)
     wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries), q, k, v, direction)
     for a, b in zip(got, wanted, strict=True):
@@ -464,6 +467,7 @@ MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": 7}, {"causal": T
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("options", MASKS)
 @pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
@@ -476,13 +480,18 @@ MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": 7}, {"causal": T
         ("flex", torch.bfloat16),
     ],
 )
-def test_backends_on_a_gpu(backend: Backend, dtype: torch.dtype, asked: bool, options: dict[str, Any]) -> None:
+def test_backends_on_a_gpu(
+    backend: Backend, dtype: torch.dtype, kv_heads: int, asked: bool, options: dict[str, Any]
+) -> None:
     """Streams, kernels and compiled code, forward and backward, against the reference in fp64."""
     if backend == "varlen" and asked and options:
         pytest.skip("refused, as another test holds")
+    if kv_heads == 1 and backend != "varlen" and (dtype != torch.bfloat16 or options):
+        pytest.skip("the same kernels after keys and values are repeated")
     sequences = Sequences.from_lengths(LENGTHS, "cuda")
     queries = some_queries(sequences).to("cuda") if asked else None
-    data = drawn(sequences, queries, dtype, "cuda", width=32)
+    q, k, v, direction = drawn(sequences, queries, dtype, "cuda", width=32)
+    data = [q, k[:, :kv_heads], v[:, :kv_heads], direction]
     got = results(lambda *qkv: attention(*qkv, sequences, backend=backend, queries=queries, **options), *data)
     wide = [t.double() for t in data]
     wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries, **options), *wide)

@@ -66,7 +66,7 @@ def loss_and_gradients(shape: Shape, dtype: torch.dtype, options: list[dict[str,
     return errors
 
 
-OPTIONS: list[dict[str, object]] = [{}, {"tied": False, "window": 3}]
+OPTIONS: list[dict[str, object]] = [{}, {"tied": False, "window": 3, "kv_heads": 2}]
 
 
 @pytest.mark.parametrize("shape", FOUR_SHAPES)
@@ -106,7 +106,9 @@ def plain_gpt(p: dict[str, Tensor], c: GptConfig, ids: Tensor) -> Tensor:
     for i in range(c.layers):
         at = f"blocks.{i}"
         qkv = F.linear(norm(h, f"{at}.attention_norm"), p[f"{at}.attention.qkv.weight"])
-        q, k, v = qkv.view(n, c.heads, 3, -1).unbind(2)
+        asking = c.heads // (c.kv_heads or c.heads)
+        q, k, v = qkv.view(n, c.heads // asking, asking + 2, -1).split([asking, 1, 1], 2)
+        q, k, v = q.reshape(n, c.heads, -1), *(t.squeeze(2).repeat_interleave(asking, 1) for t in (k, v))
         q, k = turned(q, c.rotary_base), turned(k, c.rotary_base)
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
         weights = scores.masked_fill(hidden_from, -math.inf).softmax(-1)
@@ -299,6 +301,7 @@ def test_presets_fit_their_own_rules() -> None:
     [
         ({"heads": 3}, r"hidden.*heads=3.*\b32"),
         ({"heads": 32}, r"even head dimension"),
+        ({"kv_heads": 3}, r"kv_heads must be at least 1 and divide heads=4\. Got 3"),
         ({"window": 0}, r"window.*\b1.*\b0"),
         ({"eps": math.inf}, r"eps must be above 0 and finite\. Got inf"),
         ({"positions": 0}, r"positions must be at least 1\. Got 0"),
@@ -314,6 +317,8 @@ def test_bad_sizes(changes: dict[str, object], message: str) -> None:
 def test_sizes_that_do_not_divide_are_told_before_any_process() -> None:
     with pytest.raises(ValueError, match=r"heads.*y=8.*4"):
         config().check(CubeShape(y=8))
+    with pytest.raises(ValueError, match=r"kv_heads must divide by y=2\. Got 1\. Change kv_heads or the cube"):
+        config(kv_heads=1).check(CubeShape(y=2))
     with pytest.raises(ValueError, match=r"inner.*y=2.*25"):
         config(inner=25).check(CubeShape(y=2))
 

@@ -67,6 +67,26 @@ ENCODER = (
     partial(Encoder, HIDDEN, 4, 16, 0.0, "gelu", batch_first=True),
     [matrix(), Sequences.from_lengths([2] * 8)],
 )
+
+
+class GroupedQueries(nn.Module):
+    """q, k and v one after another, two heads of queries for each of keys."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(hidden, 2 * hidden, False), nn.Linear(hidden, hidden, False)
+
+    def forward(self, h: Tensor, sequences: Sequences) -> Tensor:
+        rows = self.qkv(h).view(len(sequences.lengths), -1, 8, HIDDEN // 4).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(*rows.split([4, 2, 2], 1), enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).reshape(h.shape))
+
+
+GROUPED_QUERIES = (
+    partial(t3d.Attention3D, HIDDEN, 4, kv_heads=2, bias=False),
+    partial(GroupedQueries, HIDDEN),
+    ENCODER[2],
+)
 GATED = (partial(t3d.GatedMLP3D, HIDDEN, inner=16), partial(Gated, HIDDEN, 16), matrix())
 
 
@@ -74,6 +94,7 @@ GATED = (partial(t3d.GatedMLP3D, HIDDEN, inner=16), partial(Gated, HIDDEN, 16), 
     ("layer", "reference", "inputs", "options", "order"),
     [
         (*ENCODER, {"rename": NAMES}, "tensor3d.to_fused_rows(torch.arange(24), parts=3, groups=4)"),
+        (*GROUPED_QUERIES, {}, "tensor3d.to_fused_rows(torch.arange(16), parts=(2, 1, 1), groups=2)"),
         (*GATED, {}, "tensor3d.to_fused_rows(torch.arange(32), parts=2, groups=16)"),
         (
             own_stacked,
@@ -83,7 +104,7 @@ GATED = (partial(t3d.GatedMLP3D, HIDDEN, inner=16), partial(Gated, HIDDEN, 16), 
             "tensor3d.from_fused_rows(torch.arange(24), parts=3, groups=2)",
         ),
     ],
-    ids=["encoder", "gated", "own"],
+    ids=["encoder", "grouped queries", "gated", "own"],
 )
 def test_rows_in_another_order_are_recognised_and_what_the_hint_says_mends_them(
     layer: Any, reference: Any, inputs: Any, options: Any, order: str

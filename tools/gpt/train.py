@@ -296,6 +296,8 @@ class TrainCommand:
     """Sizes of the model: tiny or small."""
     window: int | None = None
     """Tokens that a token sees, itself and those before it. Default: all."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each of which serves as many heads of queries. Default: as many as the preset has."""
     tied: bool = True
     """Whether the projection to the vocabulary uses the embedding's weight."""
     lr: Annotated[float, Positive()] = 3e-3
@@ -322,7 +324,12 @@ class TrainCommand:
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}. Got {self.preset!r}.")
         return dataclasses.replace(
-            PRESETS[self.preset], vocab=self.vocab_size, positions=self.length, window=self.window, tied=self.tied
+            PRESETS[self.preset],
+            vocab=self.vocab_size,
+            positions=self.length,
+            window=self.window,
+            kv_heads=self.kv_heads,
+            tied=self.tied,
         )
 
     @property

@@ -403,6 +403,22 @@ MUTATIONS = (
         tests=("tests/layers/test_mlp.py::test_attention_equals_plain_pytorch", "tests/models/test_gpt.py"),
     ),
     Mutation(
+        "keys-serve-queries-in-turn",
+        "tensor3d/attention/backends.py",
+        old="keys.unsqueeze(2).expand(-1, -1, heads // own, -1)",
+        new="keys.unsqueeze(1).expand(-1, heads // own, -1, -1)",
+        tests=("tests/attention/test_attention.py::test_each_head_of_keys_serves_its_group_of_queries",),
+    ),
+    Mutation(
+        "keys-stand-before-their-queries",
+        "tensor3d/layers/attention.py",
+        old="q, k, v = qkv.split([qkv.shape[2] - 2, 1, 1], 2)",
+        new="k, v, q = qkv.split([1, 1, qkv.shape[2] - 2], 2)",
+        tests=(
+            "tests/sharding/test_fused_rows.py::test_attention_with_fewer_heads_of_keys_computes_what_torch_does_from_mapped_weights",
+        ),
+    ),
+    Mutation(
         "attention-drops-in-evaluation",
         "tensor3d/layers/attention.py",
         old="dropout=self.dropout if self.training else 0.0",
