@@ -138,19 +138,24 @@ def test_a_parameter_that_some_rank_has_not_used_counts_as_zero_there(shape: Sha
 
 
 def _beside_other_cubes() -> tuple[float, bool]:
-    """Models on three cubes have parameters of equal numbers and shapes; ranks differ in the second one's pass."""
+    """Models on three cubes have parameters of equal numbers and shapes; ranks differ in a pass of each in turn, for
+    one of them would be found last by chance."""
     cubes = [Cube(data=2) for _ in range(3)]
     models = []
     for cube in cubes:
         cube.manual_seed(0)
         models.append(nn.Sequential(*(LayerNorm3D(HIDDEN, cube, "z") for _ in range(2))))
-    one, other = models[1]
     x = torch.arange(4.0 * HIDDEN).view(4, HIDDEN).sin()
-    (one if cubes[1].rank == 0 else other)(x).cos().sum().backward()
     twin = LayerNorm3D(HIDDEN, Cube.single(), "z")
     twin(x).cos().sum().backward()
-    worst = max(error(full(layer.weight.grad), full(twin.weight.grad), "") for layer in (one, other))
-    return worst, all(p.grad is None for model in (models[0], models[2]) for p in model.parameters())
+    worst, untouched = 0.0, True
+    for model in models:
+        one, other = model
+        (one if cubes[0].rank == 0 else other)(x).cos().sum().backward()
+        worst = max(worst, *(error(full(layer.weight.grad), full(twin.weight.grad), "") for layer in (one, other)))
+        untouched &= all(p.grad is None for each in models if each is not model for p in each.parameters())
+        model.zero_grad()
+    return worst, untouched
 
 
 def test_a_parameter_of_another_cube_is_not_taken_for_it() -> None:
