@@ -10,10 +10,10 @@ from tensor3d import CubeShape
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
-Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "modernbert"]
+Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "distilbert", "electra", "modernbert"]
 """Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT's is the modern one."""
 Pooling = Literal["cls", "mean"]
-_ROBERTA = ("roberta", "xlm-roberta", "camembert")
+_ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")
 WITHOUT_TYPES = ("distilbert", "modernbert")
 """Families whose tokens have no types."""
 _MODERN_ONLY = ("window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
@@ -59,7 +59,8 @@ class BertConfig:
     activation: Activation = "gelu"
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu"."""
     norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each residual, as in BERT, or before each block. The modern encoder is always "pre"."""
+    """LayerNorm after each residual, as in BERT, or before each block. The modern encoder and XLM-RoBERTa-XL are always
+    "pre"."""
     eps: float = 1e-12
     """Added to LayerNorm's variances."""
     std: float = 0.02
@@ -137,6 +138,10 @@ class BertConfig:
     def _check_classic(self) -> None:
         if self.family == "modernbert":
             raise ValueError('family="modernbert" has encoder="modern". Got encoder="classic". Set encoder = "modern".')
+        if self.family == "xlm-roberta-xl" and self.norm != "pre":
+            raise ValueError(
+                f'family="xlm-roberta-xl" has its norms before each block. Got norm={self.norm!r}. Set norm = "pre".'
+            )
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -193,6 +198,16 @@ class BertConfig:
         if self.family == "distilbert":
             return 0.0
         return self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
+
+    @property
+    def mlp_dropout(self) -> float:
+        """Of what an MLP gives; XLM-RoBERTa-XL drops none of it."""
+        return 0.0 if self.family == "xlm-roberta-xl" else self.dropout
+
+    @property
+    def has_embedding_norm(self) -> bool:
+        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's do not."""
+        return self.family != "xlm-roberta-xl"
 
     @property
     def embedding_size(self) -> int:

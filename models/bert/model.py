@@ -6,6 +6,7 @@ h is always on face z, (M/xy, H/z), unless a comment says otherwise
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -174,8 +175,8 @@ class PreTrainingOutput:
 
 
 class BertEmbeddings(nn.Module):
-    """Token, position and type embeddings, LayerNorm, dropout, and ELECTRA's projection of narrow ones. The modern
-    encoder turns its positions in attention."""
+    """Token, position and type embeddings, LayerNorm where the family has one, dropout, and ELECTRA's projection of
+    narrow ones. The modern encoder turns its positions in attention."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
@@ -187,7 +188,9 @@ class BertEmbeddings(nn.Module):
             self.positions = LookupEmbedding3D(config.position_rows, columns, cube, std=config.std)
         if config.types:
             self.types = LookupEmbedding3D(config.types, columns, cube, std=config.std)
-        self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.bias)
+        self.norm = None
+        if config.has_embedding_norm:
+            self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.bias)
         self.dropout = Dropout3D(config.dropout, cube)
         self.projection = None
         if config.has_projection:
@@ -204,7 +207,7 @@ class BertEmbeddings(nn.Module):
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:
             chosen.append(self.types(torch.zeros_like(types) if self.types.rows == 1 else types))
-        result: Tensor = self.norm(*chosen)
+        result: Tensor = functools.reduce(torch.add, chosen) if self.norm is None else self.norm(*chosen)
         return result
 
 
@@ -225,9 +228,9 @@ def classic_layer(
         config.inner_size,
         activation=config.activation,
         norm=config.norm,
-        dropout=config.dropout,
+        dropout=config.mlp_dropout,
         attention_dropout=config.attention_dropout,
-        attention_out_dropout=None if config.out_dropout == config.dropout else config.out_dropout,
+        attention_out_dropout=None if config.out_dropout == config.mlp_dropout else config.out_dropout,
         backend=backend,
         eps=config.eps,
         std=config.std,

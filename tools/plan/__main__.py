@@ -49,8 +49,8 @@ class PlanCommand:
     nodes, with memory, traffic and time of a step, and why the others are worse or impossible."""
 
     model: str = "large"
-    """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, modernbert-base or
-    modernbert-large; sizes below replace the preset's."""
+    """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, xlm-roberta-xl,
+    xlm-roberta-xxl, modernbert-base or modernbert-large; sizes below replace the preset's."""
     model_folder: Path | None = None
     """Instead of a preset, the sizes of a model's folder: a Hugging Face folder, a run, or what tools.convert has
     written. Its weights are not read."""

@@ -19,7 +19,7 @@ from tools.training.config import ModelConfig, TrainConfig, read_config
 ROOT = Path(__file__).parents[2]
 _RECIPES = {"base": "bert-base-phase1", "large": "bert-large-phase1"}
 _OF_FAMILIES = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "roberta-base"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"), "roberta-base"),
     "modernbert": "modernbert-base-phase1",
 }
 _KINDS = (

@@ -28,6 +28,7 @@ from tools.common.plotting import check_drawing, mark, new_figure, plain, plain_
 from tools.common.units import in_bytes, in_time, number_of
 
 _ROBERTA: dict[str, Any] = {"family": "roberta", "first_position": 2, "types": 1, "vocab": 50265, "eps": 1e-5}
+_XLMR_XL: dict[str, Any] = {**_ROBERTA, "family": "xlm-roberta-xl", "norm": "pre", "vocab": 250880}
 _MODERN: dict[str, Any] = {
     **{"family": "modernbert", "encoder": "modern", "types": 0, "vocab": 50368, "positions": 8192, "eps": 1e-5},
     **{"window": 65, "global_every": 3, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
@@ -42,6 +43,9 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         # Liu et al. 2019, arXiv 1907.11692.
         "roberta-base": BertConfig(layers=12, hidden=768, heads=12, **_ROBERTA),
         "roberta-large": BertConfig(layers=24, hidden=1024, heads=16, **_ROBERTA),
+        # Goyal et al. 2021, arXiv 2105.00572.
+        "xlm-roberta-xl": BertConfig(layers=36, hidden=2560, heads=32, **_XLMR_XL),
+        "xlm-roberta-xxl": BertConfig(layers=48, hidden=4096, heads=32, **_XLMR_XL),
         # Warner et al. 2024, arXiv 2412.13663.
         "modernbert-base": BertConfig(layers=22, hidden=768, heads=12, inner=1152, **_MODERN),
         "modernbert-large": BertConfig(layers=28, hidden=1024, heads=16, inner=2624, **_MODERN),

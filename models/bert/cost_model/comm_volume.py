@@ -86,7 +86,7 @@ def _micro_batch(
     dense = _dense_of_heads(config, masked, first)
     parts = [
         embedding(wire, rows, vocab, columns, planes_alike=True),
-        layer_norm(wire, rows),
+        *([layer_norm(wire, rows)] if config.has_embedding_norm else []),
         _layers(config, wire, rows, kept, recomputed, read),
         # masked-LM head
         select(wire, masked, hidden),

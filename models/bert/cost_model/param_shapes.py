@@ -199,7 +199,8 @@ def embeddings(config: BertConfig) -> list[ParamSpec]:
     for name, rows in (("positions", config.position_rows), ("types", config.types)):
         if rows:
             found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
-    found += _norm("bert.embeddings.norm", columns, config.bias)
+    if config.has_embedding_norm:
+        found += _norm("bert.embeddings.norm", columns, config.bias)
     return [
         *found,
         *(_linear("bert.embeddings.projection", columns, config.hidden, True) if config.has_projection else ()),

@@ -75,15 +75,15 @@ LAYER: Mapping[_Kind, LayerCounts] = MappingProxyType(
 REST: Mapping[_Kind, RestCounts] = MappingProxyType(
     {
         ("post", False, False): RestCounts(
-            Count(70, 65, 47), Count(148, 18, 120), Count(100, 202, 40), Count(52, 0, 8)
+            Count(70, 65, 47), Count(132, 18, 120), Count(100, 202, 40), Count(52, 0, 8)
         ),
-        ("post", False, True): RestCounts(Count(50, 13, 13), Count(124, 18, -1), Count(88, 81, 40), Count(16, 0, 8)),
-        ("post", True, False): RestCounts(Count(82, 69, 51), Count(174, 14, 130), Count(92, 188, 20), Count(42, 0, 4)),
-        ("post", True, True): RestCounts(Count(58, 13, 13), Count(126, 14, -7), Count(52, 49, 20), Count(8, 0, 4)),
-        ("pre", False, False): RestCounts(Count(74, 65, 83), Count(180, 18, 252), Count(100, 202, 40), Count(52, 0, 8)),
-        ("pre", False, True): RestCounts(Count(52, 13, 15), Count(144, 18, 11), Count(88, 81, 40), Count(16, 0, 8)),
-        ("pre", True, False): RestCounts(Count(88, 69, 90), Count(224, 14, 275), Count(92, 188, 20), Count(42, 0, 4)),
-        ("pre", True, True): RestCounts(Count(60, 13, 15), Count(136, 14, -1), Count(52, 49, 20), Count(8, 0, 4)),
+        ("post", False, True): RestCounts(Count(50, 13, 13), Count(108, 18, -1), Count(88, 81, 40), Count(16, 0, 8)),
+        ("post", True, False): RestCounts(Count(82, 69, 51), Count(158, 14, 130), Count(92, 188, 20), Count(42, 0, 4)),
+        ("post", True, True): RestCounts(Count(58, 13, 13), Count(110, 14, -7), Count(52, 49, 20), Count(8, 0, 4)),
+        ("pre", False, False): RestCounts(Count(74, 65, 83), Count(164, 18, 252), Count(100, 202, 40), Count(52, 0, 8)),
+        ("pre", False, True): RestCounts(Count(52, 13, 15), Count(128, 18, 11), Count(88, 81, 40), Count(16, 0, 8)),
+        ("pre", True, False): RestCounts(Count(88, 69, 90), Count(208, 14, 275), Count(92, 188, 20), Count(42, 0, 4)),
+        ("pre", True, True): RestCounts(Count(60, 13, 15), Count(120, 14, -1), Count(52, 49, 20), Count(8, 0, 4)),
         ("modern", False, False): RestCounts(
             Count(67, 62, 42), Count(110, 12, 109), Count(96, 190, 32), Count(52, 0, 8)
         ),
@@ -92,11 +92,22 @@ REST: Mapping[_Kind, RestCounts] = MappingProxyType(
         ("modern", True, True): RestCounts(Count(51, 12, 10), Count(86, 8, -6), Count(50, 49, 16), Count(8, 0, 4)),
     }
 )
+EMBEDDING_NORM: Mapping[tuple[bool, bool], tuple[Count, Count]] = MappingProxyType(
+    {
+        (False, False): (Count(3, 0, 36), Count(32, 0, 133)),
+        (False, True): (Count(-1, 0, 2), Count(8, 0, 12)),
+        (True, False): (Count(4, 0, 40), Count(52, 0, 143)),
+        (True, True): (Count(-1, 0, 2), Count(4, 0, 6)),
+    }
+)
+"""By 16 bits and regions: operators, and bytes for each element of the hidden state, that the rest of XLM-RoBERTa-XL
+has less, whose embeddings have no norm. A region adds and norms in one."""
 _UNEVEN, _UNEVEN_ALONE = 3, 2
 """Operators of a sum and its LayerNorm more in 16 bits, eager, where one rank has all columns and they are no power of
 two (tensor3d/layers/norm.py); one less without a sum, and then bytes for each element more."""
-_NEXT_SENTENCE = 27
-"""Operators of a pooler with its head and loss."""
+_NEXT_SENTENCE, _CHOSEN = 27, 16
+"""Operators of a pooler with its head and loss, and bytes for each element of the hidden state: the gradient of the
+rows that it reads is one of all rows, which is added to that of the others."""
 _OVER_X = 24
 """Operators of the rest more where x alone is above 1: the lookup's, and those of several ranks, which `RestCounts` has
 for y and z."""
@@ -124,6 +135,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     shape = wire.shape
     kind = (form_of(config), wire.compute == 2, compiled)
     layer, rest, repeated = LAYER[kind], REST[kind], AGAIN if again else 1.0
+    bare = (Count(0), Count(0)) if config.has_embedding_norm else EMBEDDING_NORM[kind[1:]]
     state, inner, masked = (
         rows * columns // (shape.y * shape.z)
         for rows, columns in (
@@ -136,7 +148,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     touched = layer.state.on(shape) * state + layer.inner.on(shape) * inner
     if config.encoder == "modern":
         touched += _ROTARY * (load.rows // shape.z) * (config.hidden // config.heads)
-    absent, without = (config.dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
+    absent, without = (config.mlp_dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
     operators, dropped = _dropout(wire, compiled, config.pre_norm)
     operators_of_rest, dropped_of_rest = _dropout(wire, False, config.pre_norm)  # behind the embeddings, in no region
     layers = repeated * config.layers
@@ -145,13 +157,15 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     return Work(
         operators=round(layers * (layer.operators.on(shape) + norms.operators - absent * operators))
         + rest.operators.on(shape)
+        - bare[0].on(shape)
         + norms_of_rest
         - without * operators_of_rest
         + _NEXT_SENTENCE * config.next_sentence
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
             layers * (touched + (norms.touched - absent * dropped) * state)
-            + (rest.state.on(shape) - without * dropped_of_rest) * state
+            + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
+            + _CHOSEN * config.next_sentence * state
             + rest.masked.on(shape) * masked
             + rest.logits.on(shape) * (load.masked // shape.z * slab)
             + of_table * slab * (config.embedding_size // shape.z)
@@ -170,7 +184,7 @@ def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[
         for columns, alone in zip((config.hidden, config.embedding_size, config.embedding_size), here, strict=True)
     )
     one = Work(operators=_UNEVEN - config.pre_norm, touched=_UNEVEN_ALONE * config.pre_norm)
-    return one.times(2 * hidden), _UNEVEN * embeddings + (_UNEVEN - 1) * head
+    return one.times(2 * hidden), _UNEVEN * (embeddings and config.has_embedding_norm) + (_UNEVEN - 1) * head
 
 
 def _dropout(wire: CommModel, compiled: bool, pre_norm: bool) -> tuple[int, int]:

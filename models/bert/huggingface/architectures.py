@@ -97,8 +97,8 @@ class Architecture:
 
     def with_prefix(self, name: str) -> str:
         """The name in a file with heads of one in a file of the encoder alone."""
-        inside = name.startswith(("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler.", "final_norm."))
-        return f"{self.prefix}{name}" if inside else name
+        of_encoder = ("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler.", "final_norm.", "encoder.")
+        return f"{self.prefix}{name}" if name.startswith(of_encoder) else name
 
     def held_in(self, name: str, *, masked_lm: bool, answers: bool) -> tuple[tuple[str, ...], bool]:
         """Names of BERT for what a tensor with such a name (of `bert_name`) holds, and whether each has its own part of
@@ -183,6 +183,16 @@ ARCHITECTURES = {
         Architecture(name="roberta", title="RoBERTa", classes="Roberta", **_ROBERTA),
         Architecture(name="xlm-roberta", title="XLM-RoBERTa", classes="XLMRoberta", **_ROBERTA),
         Architecture(name="camembert", title="CamemBERT", classes="Camembert", **_ROBERTA),
+        Architecture(
+            name="xlm-roberta-xl",
+            title="XLM-RoBERTa-XL",
+            classes="XLMRobertaXL",
+            in_layers={
+                "attention.output.LayerNorm": "attention.self_attn_layer_norm",
+                "output.LayerNorm": "LayerNorm",
+            },
+            **_ROBERTA | {"others": _ROBERTA["others"] | _both({"bert.final_norm": "roberta.encoder.LayerNorm"})},
+        ),
         Architecture(
             name="distilbert",
             title="DistilBERT",
@@ -306,7 +316,6 @@ _REASONS = {
     "albert": "its layers share one set of weights",
     "deberta": "its attention has relative positions",
     "deberta-v2": "its attention has relative positions",
-    "xlm-roberta-xl": "it has LayerNorms before its blocks",
     "roberta-prelayernorm": "it has LayerNorms before its blocks",
     "mpnet": "its attention has relative positions",
     "xlnet": "its attention has relative positions",
@@ -360,4 +369,5 @@ def architectures_from(settings: Mapping[str, Any], where: Path) -> tuple[str, .
 
 def _class_of(name: str) -> Architecture | None:
     """Whose a class of the library is."""
-    return next((each for each in ARCHITECTURES.values() if name.startswith(each.classes)), None)
+    begun = (each for each in ARCHITECTURES.values() if name.startswith(each.classes))
+    return max(begun, key=lambda each: len(each.classes), default=None)  # XLMRobertaXL... is no XLMRoberta

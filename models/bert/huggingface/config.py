@@ -92,6 +92,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         raise ValueError(f"{where}: {_TIED} must be true or false. Got {fields['tied']!r:.60}.")
     if found.name == "modernbert":
         fields |= _modern_fields(settings, found, where)
+    elif found.name == "xlm-roberta-xl":
+        fields["norm"] = "pre"
     for field, own in _named(found, _SIZES):
         if own not in settings and field != "types":
             raise ValueError(f"{where} has no {own}, which says how large the model is. Add it.")

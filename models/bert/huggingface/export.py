@@ -253,14 +253,15 @@ def _dropout_lost(config: BertConfig) -> list[str]:
 def _check_encoder(config: BertConfig) -> None:
     if config.family == "modernbert":
         return
+    norm = "pre" if config.family == "xlm-roberta-xl" else "post"
     for field, value, needed, reason in (
         ("encoder", config.encoder, "classic", "rotary positions, a gated MLP and no biases"),
-        ("norm", config.norm, "post", "norms before its blocks"),
+        ("norm", config.norm, norm, "norms before its blocks"),
     ):
         if value != needed:
             raise ValueError(
                 f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
-                'norm="post", and family="modernbert", can be exported.'
+                'norm="post", family="modernbert" and family="xlm-roberta-xl" can be exported.'
             )
     if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
         raise ValueError(

@@ -141,7 +141,9 @@ def is_known(name: str, config: BertConfig) -> bool:
     if is_modern and name.endswith(".bias"):
         return False
     if name.startswith(f"{_FINAL_NORM}."):
-        return is_modern
+        return config.pre_norm
+    if name.startswith("bert.embeddings.LayerNorm."):
+        return config.has_embedding_norm
     if match := _THEIR_LAYER.fullmatch(name):
         return match[1] in (_GATED if is_modern else _IN_LAYERS)
     return name in _OTHERS.values() or name in BUFFERS

@@ -28,6 +28,10 @@ def config(**changes: Any) -> BertConfig:
         ({"encoder": "modern", "window": 4, "local_rotary_base": 0.0}, "local_rotary_base must be above 0"),
         ({"family": "distilbert"}, "has no token types. Got types=2. Set types = 0"),
         ({"family": "roberta"}, "first_position must be at least 1, the id of padding and one more.*Got 0"),
+        (
+            {"family": "xlm-roberta-xl", "first_position": 2},
+            "norms before each block. Got norm='post'. Set norm = \"pre\"",
+        ),
         ({"first_position": 2}, "first_position must be 0 of family='bert'. Got 2"),
         ({"first_position": -1}, "first_position must be 0 of family='bert'. Got -1"),
         ({"embedding": 32}, "embedding belongs to family=\"electra\". Got embedding=32 with family='bert'"),

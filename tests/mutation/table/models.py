@@ -122,6 +122,23 @@ MUTATIONS = (
         tests=("tests/models/bert/huggingface/test_export.py::test_dropout_of_answers",),
     ),
     Mutation(
+        "xlm-roberta-xl-drops-mlp-output",
+        "models/bert/model.py",
+        old="dropout=config.mlp_dropout,",
+        new="dropout=config.dropout,",
+        tests=(
+            "tests/models/bert/huggingface/test_export.py"
+            "::test_the_largest_xlm_roberta_drops_none_of_its_mlps_and_norms_no_embeddings",
+        ),
+    ),
+    Mutation(
+        "class-of-another-architecture-that-begins-alike",
+        "models/bert/huggingface/architectures.py",
+        old="return max(begun, key=lambda each: len(each.classes), default=None)",
+        new="return min(begun, key=lambda each: len(each.classes), default=None)",
+        tests=("tests/models/bert/huggingface/test_architectures.py::test_there_and_back_to_the_bit",),
+    ),
+    Mutation(
         "gpt-top-k-off-by-one",
         "models/gpt/generate.py",
         old="logits.topk(sampling.top_k).values[-1]",

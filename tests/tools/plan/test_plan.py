@@ -505,12 +505,14 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("roberta-base", 124_697_433),
         ("roberta-large", 355_412_057),
+        ("xlm-roberta-xl", 3_482_741_760),
+        ("xlm-roberta-xxl", 10_712_994_816),
         ("modernbert-base", 149_655_232),
         ("modernbert-large", 395_881_664),
     ],
 )
 def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters: int) -> None:
-    """Weights of RobertaForMaskedLM and ModernBertForMaskedLM of the transformers library."""
+    """Weights of RobertaForMaskedLM, XLMRobertaXLForMaskedLM and ModernBertForMaskedLM of the transformers library."""
     assert parameters_of(dataclasses.replace(MODELS[name], next_sentence=False)) == parameters
 
 

@@ -142,6 +142,7 @@ _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
         **dict.fromkeys(("bert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
         **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
         **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"},
+        "xlm-roberta-xl": "TokenizersBackend",
     }
 )
 """Of config.json: where nothing names a class, the library takes this one, or one like it."""

@@ -26,6 +26,7 @@ CLASSIC = BertConfig(
 )
 MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
 PRE = replace(CLASSIC, norm="pre")
+BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sentence=False)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -61,8 +62,15 @@ EVERY = [
         for box in ("1x1x1", "1x2x1", "1x1x2")
         for how in product(("fp32", "bf16"), (False, True))
     ),
+    (BARE, "1x1x1", "fp32", False),
+    (BARE, "1x1x2", "bf16", False),
+    (BARE, "1x1x2", "fp32", True),
+    (BARE, "2x2x2", "bf16", True),
+    (replace(BARE, hidden=768, heads=12), "1x1x1", "bf16", False),
     *((CLASSIC, box, "bf16", True) for box in ("4x1x1", "1x2x4", "2x2x2")),
     (replace(CLASSIC, dropout=0.0, next_sentence=False), "2x1x2", "fp16", False),
+    (replace(CLASSIC, next_sentence=False), "1x1x1", "bf16", True),
+    (replace(MODERN, next_sentence=True), "1x1x1", "fp32", True),
     (replace(MODERN, dropout=0.0, attention_out_dropout=0.1), "4x1x1", "bf16", True),
     (replace(CLASSIC, dropout=0.0), "1x1x1", "fp32", True),
     (replace(CLASSIC, hidden=768, heads=12), "1x1x1", "bf16", False),
@@ -79,7 +87,9 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
     [
         pytest.param(
             *case,
-            id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"]),
+            id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"])
+            + ("" if case[0].has_embedding_norm else "-bare")
+            + ("" if case[0].next_sentence else "-alone"),
             marks=[] if case == FAST else pytest.mark.slow,
         )
         for case in EVERY

@@ -29,7 +29,7 @@ from tests.models.bert.huggingface.subject import gradient_errors, gradients
 from tests.models.toy import Shape
 from tests.single_device_reference import error, ranks_of
 
-FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert")
+FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert", "XLMRobertaXL")
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,

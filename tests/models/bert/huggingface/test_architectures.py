@@ -1,5 +1,5 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and ELECTRA beside the library's: hidden states, heads, losses, gradients
-and tensors, of small models by chance."""
+"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT and ELECTRA beside the library's: hidden states, heads, losses,
+gradients and tensors, of small models by chance."""
 
 from __future__ import annotations
 
@@ -100,14 +100,20 @@ def library_results(model: Any, kind: str, settings: dict[str, Any]) -> tuple[di
 EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
 FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
 MODERN = [("ModernBert", kind) for kind in OURS]
-OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuestionAnswering"), ("Camembert", "Model")]
+OTHERS = [
+    ("XLMRoberta", "ForSequenceClassification"),
+    ("DistilBert", "ForQuestionAnswering"),
+    ("Camembert", "Model"),
+    ("XLMRobertaXL", "ForMaskedLM"),
+    ("XLMRobertaXL", "ForSequenceClassification"),
+]
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "cases"),
     [
         ((1, 1, 1, 1), torch.float64, [*FEW, *OTHERS]),
-        ((1, 2, 2, 1), torch.float64, [FEW[0], ("Bert", "ForMaskedLM"), FEW[2], MODERN[0]]),
+        ((1, 2, 2, 1), torch.float64, [FEW[0], ("Bert", "ForMaskedLM"), FEW[2], MODERN[0], OTHERS[-1]]),
         ((1, 1, 1, 1), torch.float64, MODERN),
         ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
         pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
@@ -122,11 +128,11 @@ OTHERS = [("XLMRoberta", "ForSequenceClassification"), ("DistilBert", "ForQuesti
                 shape,
                 dtype,
                 EVERY[first:] + EVERY[:first],
-                marks=pytest.mark.long(reason="24 of them, of 30 models each"),
+                marks=pytest.mark.long(reason="24 of them, of 35 models each"),
             )
             for shape in ((1, 1, 1, 1), (2, 2, 2, 1), (1, 2, 4, 1), (1, 2, 1, 2))
             for dtype in TOLERANCE
-            for first in (0, 10, 20)
+            for first in (0, 12, 24)
         ),
     ],
     ids=lambda value: str(len(value)) if isinstance(value, list) else str(value),

@@ -229,6 +229,13 @@ def test_dropout_of_answers(tmp_path: Path, family: str, name: str, attention: f
     assert BertForQuestionAnswering(toy_config(67), cube).dropout.p == 0.0, "BERT's head has none"
 
 
+def test_the_largest_xlm_roberta_drops_none_of_its_mlps_and_norms_no_embeddings() -> None:
+    model = BertModel(toy_config(67, family="xlm-roberta-xl", norm="pre", first_position=2, dropout=0.3), Cube.single())
+    assert (model.embeddings.norm, model.embeddings.dropout.p) == (None, 0.3)
+    for layer in model.layers:
+        assert (layer.attention_out_dropout.p, layer.dropout.p) == (0.3, 0.0)
+
+
 def test_a_number(tmp_path: Path) -> None:
     cube = Cube.single()
     export_huggingface(BertForSequenceClassification(toy_config(67), 1, cube), cube, tmp_path, problem="regress")
