@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensor3d import Cube, Linear3D, checkpoint
+from tensor3d import Cube, Linear3D, MixedPrecisionPolicy, checkpoint
 from tensor3d.checkpoint import validation
 from tools.checkpoint.__main__ import main
 
@@ -61,6 +61,21 @@ def test_inspect_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert content["bytes"] + (folder / "checksums.json").stat().st_size == sum(
         path.stat().st_size for path in folder.iterdir()
     )
+
+
+def test_inspect_counts_tensors_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=torch.bfloat16, fp8="delayed"))
+    model = Linear3D(16, 16, cube)
+    model(torch.ones(16, 16, dtype=torch.bfloat16)).sum().backward()
+    folder = checkpoint.save(tmp_path, 1, model, torch.optim.SGD(model.parameters(), lr=1.0), cube, {})
+    assert main(["inspect", str(folder), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {"model", "fp8"} <= content["kinds"].keys()
+    for what in ("tensors", "bytes"):
+        rows = content["tensors"].values()
+        assert sum(kind[what] for kind in content["kinds"].values()) == sum(
+            1 if what == "tensors" else row["bytes"] for row in rows
+        )
 
 
 def test_verify_the_newest_or_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
