@@ -546,6 +546,7 @@ def conclude(
         info.unigram_entropy,
         memories=display.memories,
         first=first_step(folder / JOURNAL),
+        stalled=state.stall,
         more=rows,
     )
     begun = display.first_step
