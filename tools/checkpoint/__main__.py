@@ -41,7 +41,11 @@ def found(folder: Path, *, every: bool) -> list[Path]:
             f"{folder.absolute()} holds no checkpoint.{instead(folder)} Name a checkpoint (step-NNNNNNNN), a folder of "
             "checkpoints or a run."
         )
-    return there if every else there[-1:]
+    if every:
+        return there
+    newest = checkpoint.latest(there[0].parent)  # which tells of those that may be newer
+    assert newest is not None, "there are some"
+    return [newest]
 
 
 def as_text(contents: CheckpointIndex) -> str:

@@ -95,6 +95,19 @@ def test_verify_the_newest_or_all(run: Path, capsys: pytest.CaptureFixture[str])
     assert main(["verify", str(old)]) == 1
 
 
+def test_the_newest_may_be_one_that_cannot_be_told(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / "checkpoints" / "step-00000012" / "progress.json").write_text("{")
+    for command in ("inspect", "verify"):
+        caplog.clear()
+        assert main([command, str(run)]) == 0
+        assert "step-00000003" in capsys.readouterr().out
+        (told,) = caplog.messages
+        assert "step-00000012/progress.json is damaged" in told
+    assert main(["verify", str(run), "--all"]) == 1
+
+
 def test_verify_names_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run / "checkpoints" / "step-00000012"
     (folder / "progress.json").unlink()
