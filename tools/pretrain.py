@@ -21,7 +21,7 @@ import torch.distributed as dist
 from models.bert.huggingface import GENERATOR, open_weights, write_model_json
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint import Checkpoints
-from tensor3d.checkpoint.directory import clean, without_folder
+from tensor3d.checkpoint.directory import clean, unread, without_folder
 from tensor3d.data.packed_batch import fit_packs_per_rank
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.distributed.host_all_to_all import PeerError
@@ -444,6 +444,9 @@ def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path
         for strange in without_folder(candidates[0].parent):
             damaged(f"{strange} has the name of a checkpoint and is no folder.")
     found = first_intact(candidates, resume, damaged)
+    if found is not None and plan.resume == AUTO and cube.rank == 0:
+        for problem in unread(candidates[candidates.index(found) + 1 :]):
+            _log.warning("tools.pretrain: %s Whether it is newer than %s nobody can tell.", problem, found)
     if found is None and (source := plan.start_from) is not None:
         told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
         if cube.rank == 0:
@@ -543,6 +546,7 @@ def conclude(
         info.unigram_entropy,
         memories=display.memories,
         first=first_step(folder / JOURNAL),
+        stalled=state.stall,
         more=rows,
     )
     begun = display.first_step

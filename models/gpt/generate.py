@@ -28,7 +28,7 @@ class Sampling:
     temperature: float = 1.0
     """Divides the logits; 0: always the likeliest token."""
     top_k: int | None = None
-    """Only this many of the likeliest tokens are drawn from. None: all."""
+    """Only this many of the likeliest tokens are drawn from, of equally likely ones the first. None: all."""
     seed: int = 0
     """Of the draws; without effect at temperature 0."""
 
@@ -127,7 +127,8 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> in
         return int(logits.argmax())
     logits = (logits - logits.max()) / sampling.temperature  # none above 0, however cold it is: no inf less inf
     if sampling.top_k is not None and sampling.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -math.inf)
+        # A sort that is stable: `topk` says nothing of which it takes among equal ones.
+        logits[logits.argsort(descending=True, stable=True)[sampling.top_k :]] = -math.inf
     below = logits.softmax(0).cumsum(0)
     drawn = torch.rand((), generator=generator, dtype=torch.float64) * below[-1]
     return int(torch.searchsorted(below, drawn, right=True).clamp(max=len(logits) - 1))

@@ -138,7 +138,12 @@ class Gpt(nn.Module):
             sequences: those of this rank's packs.
             targets: next tokens of the whole step, all planes and micro-batches; so the sum of the micro-batches'
                 losses is the step's mean, whatever the accumulation and the cube.
+
+        Raises:
+            ValueError: no target, as of texts of one token each, whose mean would be no number.
         """
+        if targets < 1:
+            raise ValueError(f"targets must be at least 1, the next tokens of a step. Got {targets}.")
         logits = self.head(self.hidden(ids, sequences))  # (M/xz, V/y) on face y
         losses, _ = cross_entropy(logits, local_rows(labels, self.cube), self.config.vocab, self.cube)
         # Rows of face y lie over data, x and z, and are equal over y.

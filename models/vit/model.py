@@ -111,7 +111,12 @@ class Vit(nn.Module):
         Args:
             images: those of the whole step, all planes and micro-batches; so the sum of the micro-batches' losses is
                 the step's mean, whatever the accumulation and the cube.
+
+        Raises:
+            ValueError: fewer than one image.
         """
+        if images < 1:
+            raise ValueError(f"images must be at least 1, those of a step. Got {images}.")
         logits, labels = self.logits(batch), local_rows(batch.labels, self.cube, "z")
         loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / images
         correct = (logits.argmax(1) == labels).sum()

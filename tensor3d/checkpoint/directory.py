@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -119,8 +119,11 @@ def folder_of(directory: Path, step: int) -> Path:
 
 
 def latest(directory: Path) -> Path | None:
-    """The newest complete checkpoint in a directory, or None."""
+    """The newest complete checkpoint in a directory, or None. Those of which nobody can tell whether they are newer are
+    named in the log."""
     found = complete(directory)
+    for problem in unread(found[:-1]):
+        _log.warning("%s Whether it is newer than %s nobody can tell.", problem, found[-1])
     return found[-1] if found else None
 
 
@@ -142,6 +145,17 @@ def complete(directory: Path) -> list[Path]:
         if (match := _NAME.fullmatch(path.name)) and path.is_dir():
             by_step[int(match[1])] = path
     return [path for _, path in sorted(by_step.items(), key=lambda item: (_serial(item[1]), item[0]))]
+
+
+def unread(folders: Iterable[Path]) -> list[str]:
+    """What is wrong with those checkpoints that do not say when they were written, which count as the oldest."""
+    problems = []
+    for folder in folders:
+        try:
+            read_json(folder / PROGRESS)
+        except DamagedError as problem:
+            problems.append(str(problem))
+    return problems
 
 
 def without_folder(directory: Path) -> list[Path]:

@@ -162,7 +162,7 @@ def read_cluster(path: Path) -> Cluster:
         ValueError: no JSON, a field that is missing or unknown, a number that cannot be; with the file's name.
     """
     try:
-        content = json.loads(read_file(path).decode(), object_pairs_hook=unique_keys)
+        content = json.loads(read_file(path).decode("utf-8-sig"), object_pairs_hook=unique_keys)
         cluster = content.get("cluster", content) if isinstance(content, dict) else content
         known = {field.name for field in dataclasses.fields(Cluster)}
         if not isinstance(cluster, dict) or set(cluster) - known:

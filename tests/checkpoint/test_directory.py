@@ -60,6 +60,19 @@ def test_a_former_checkpoint_counts_until_the_new_one_is_there(tmp_path: Path) -
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
+def test_one_that_does_not_say_when_it_was_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = put(tmp_path, 3, 1)
+    assert checkpoint.latest(tmp_path) == found
+    assert not caplog.messages
+    (put(tmp_path, 4, 2) / "progress.json").write_text("{")
+    put(tmp_path, 5)
+    assert checkpoint.latest(tmp_path) == found
+    assert len(caplog.messages) == 2
+    for step, message in zip((4, 5), sorted(caplog.messages), strict=True):
+        assert f"step-0000000{step}/progress.json" in message
+        assert message.endswith(f"Whether it is newer than {found} nobody can tell.")
+
+
 def test_rotation(tmp_path: Path) -> None:
     for step in range(1, 9):
         put(tmp_path, step, step)

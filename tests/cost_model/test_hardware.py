@@ -121,7 +121,7 @@ def test_a_file_gives_the_cluster_back(tmp_path: Path) -> None:
         ({"machine": "a", "cluster": wanted.to_json()}, wanted),
         (longhorn().to_json(), longhorn()),
     ):
-        (tmp_path / "machine.json").write_text(json.dumps(content))
+        (tmp_path / "machine.json").write_text("\ufeff" + json.dumps(content))  # as editors of Windows begin
         assert read_cluster(tmp_path / "machine.json") == told
 
 

@@ -245,6 +245,8 @@ def test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out() -> None:
     drawn = [choose(logits, Sampling(top_k=2), generator) for _ in range(200)]
     assert set(drawn) == {1, 3}
     assert {choose(logits, Sampling(top_k=1), generator) for _ in range(20)} == {1}
+    equal = torch.zeros(5, dtype=torch.float64)
+    assert {choose(equal, Sampling(top_k=2), generator) for _ in range(50)} == {0, 1}
     # So cold that logits divided by it are infinite.
     assert [choose(logits, Sampling(temperature=cold), generator) for cold in (1e-300, 1e-308, 5e-324)] == [1] * 3
 
@@ -256,6 +258,14 @@ def test_draws_follow_the_distribution() -> None:
         counts = torch.bincount(torch.tensor([choose(logits, sampling, generator) for _ in range(4000)]), minlength=3)
         # 5 standard errors
         assert torch.allclose(counts / 4000, (logits / temperature).softmax(0).float(), atol=5 * 0.5 / 4000**0.5)
+
+
+def test_a_step_without_a_next_token_has_no_loss() -> None:
+    model = make(Cube.single())
+    packs = [[[3], [4]]]
+    batch = lay(packs, 2, model.cube)
+    with pytest.raises(ValueError, match=r"targets must be at least 1, the next tokens of a step\. Got 0"):
+        model(batch.ids, batch.labels, batch.sequences, count_targets(packs))
 
 
 def test_generation_ends_at_the_end_token_and_at_the_last_position() -> None:

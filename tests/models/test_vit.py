@@ -247,6 +247,12 @@ def test_refusals(image: Tensor | None, label: float, message: str) -> None:
         pack_images(made, torch.tensor([0, label]), Cube.single(), config())
 
 
+def test_a_step_without_images_is_refused() -> None:
+    model = Vit(config(), Cube.single())
+    with pytest.raises(ValueError, match=r"images must be at least 1, those of a step\. Got 0"):
+        model(**{**model.example(8), "images": 0})
+
+
 def test_tokens_of_an_example_divide() -> None:
     with pytest.raises(ValueError, match=r"\b1\b.*data\*x\*z = \b1\b"):
         Vit(config(), Cube.single()).example(1)

@@ -24,7 +24,7 @@ from tools.common.parse import parse_options
 
 # --- What a checkpoint holds, for people and for programs -------------------------------------------------------------
 
-KINDS = ("model", "optimizer", "extra", "random")
+KINDS = ("model", "optimizer", "fp8", "extra", "random")
 
 
 def found(folder: Path, *, every: bool) -> list[Path]:
@@ -41,7 +41,11 @@ def found(folder: Path, *, every: bool) -> list[Path]:
             f"{folder.absolute()} holds no checkpoint.{instead(folder)} Name a checkpoint (step-NNNNNNNN), a folder of "
             "checkpoints or a run."
         )
-    return there if every else there[-1:]
+    if every:
+        return there
+    newest = checkpoint.latest(there[0].parent)  # which tells of those that may be newer
+    assert newest is not None, "there are some"
+    return [newest]
 
 
 def as_text(contents: CheckpointIndex) -> str:
@@ -86,7 +90,7 @@ def as_json(contents: CheckpointIndex) -> dict[str, Any]:
 def totals(contents: CheckpointIndex) -> list[tuple[str, int, int, int]]:
     """Of each kind that there is: tensors, numbers in them, bytes."""
     result = []
-    for kind in KINDS:
+    for kind in dict.fromkeys((*KINDS, *map(_kind, contents.tensors.values()))):
         tensors = [tensor for tensor in contents.tensors.values() if _kind(tensor) == kind]
         if tensors:
             result.append((kind, len(tensors), sum(prod(t.shape) for t in tensors), sum(t.bytes for t in tensors)))

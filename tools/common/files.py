@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def parsed_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """The value of a text, or of its bytes in UTF-8.
+    """The value of a text, or of its bytes in UTF-8, which may begin with the mark that editors of Windows put there.
 
     Args:
         unique: refuse a key that an object has twice, as of data that somebody has written by hand or glued together.
@@ -57,7 +57,7 @@ def parsed_json(text: str | bytes, *, unique: bool = False) -> Any:
         ValueError: no UTF-8, no JSON, or deeper than Python reads; the message tells which, to be put behind a name.
     """
     if isinstance(text, bytes):
-        text = text.decode("utf-8")
+        text = text.decode("utf-8-sig")
     try:
         return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except RecursionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import tempfile
 import time
@@ -43,9 +44,11 @@ State = Mapping[str, str]
 def state_of(folder: Path) -> State:
     """How a folder looks from here. A file is written beside what is there, and gone when this returns."""
     folder = folder.absolute()
-    base = next(path for path in (folder, *folder.parents) if path.exists())
+    base = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
     error = ""
-    if not base.is_dir():
+    if not base.exists():
+        error = f"is a link to {os.readlink(base)!r}, which is not there"
+    elif not base.is_dir():
         error = "is a file"
     else:
         try:

@@ -20,6 +20,7 @@ import models
 import tensor3d
 import tools
 from tensor3d.distributed.process_group import gloo_interface
+from tools.common.files import read_file
 from tools.common.machine import Machine
 
 _LINKS_SECONDS = 10.0
@@ -56,9 +57,9 @@ def source(folder: Path) -> str:
 
 
 def hash_of(path: Path) -> str:
-    """A hash of a file's content, or `MISSING`."""
+    """A hash of a file's content, or `MISSING`, of a FIFO or a device too, which nobody can compare."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return hashlib.sha256(read_file(path)).hexdigest()[:12]
     except OSError:
         return MISSING
 

@@ -270,21 +270,28 @@ def _measured(rows: Rows, vectors: Tensor) -> dict[str, float]:
     return {name: found[name] for name in PAIR_METRICS}
 
 
-def _rankings(collection: Collection, vectors: Tensor) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """Of each query the cosines of its nearest documents, nearest first, and their places."""
+def _rankings(
+    collection: Collection, vectors: Tensor, more: int = 0
+) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    """Of each query the cosines of its nearest documents, and `more` behind them, nearest first, and their places."""
+    vectors = vectors.double()  # equal documents have equal cosines then
     queries, documents = vectors[list(collection.queries)], vectors[list(collection.documents)]
-    scores, places = nearest(queries, documents, _FOUND + 1)
+    count = _FOUND + more
+    scores, places = nearest(queries, documents, count + 1)
     found = []
     for own_scores, own, omitted in zip(scores.numpy(), places.numpy(), collection.omitted, strict=True):
         kept = (own >= 0) & (own != omitted)
-        found.append((own_scores[kept][:_FOUND], own[kept][:_FOUND]))
+        found.append((own_scores[kept][:count], own[kept][:count]))
     return found
 
 
 def _measured_ranking(collection: Collection, vectors: Tensor) -> dict[str, float]:
+    # Of documents as near as the last one that is found, those that are not relevant count as found. As many more as
+    # are relevant bring enough of them, however many there are.
+    more = max(sum(grade > 0 for grade in grades.values()) for grades in collection.grades)
     ranked = []
-    for grades, (scores, places) in zip(collection.grades, _rankings(collection, vectors), strict=True):
+    for grades, (scores, places) in zip(collection.grades, _rankings(collection, vectors, more), strict=True):
         of_found = np.array([grades.get(place, 0.0) for place in places.tolist()])
-        ranked.append((in_rank_order(scores, of_found), np.array(list(grades.values()))))
+        ranked.append((in_rank_order(scores, of_found)[:_FOUND], np.array(list(grades.values()))))
     found = ranking_metrics(ranked, recall_at=(1, 10, 100)).metrics
     return {name: found[name] for name in RANKING_METRICS}

@@ -6,7 +6,8 @@ no relevant document says nothing of a ranking: it is left out of every mean, an
 
 Equal scores rank as badly as they can, the lower grade first. So neither the order in which documents are listed nor
 their names can make a ranking look better than its scores are, and a model that gives all documents the same score has
-the worst metrics. (trec_eval takes the later name first.)
+the worst metrics. (trec_eval takes the later name first,
+sentence-transformers' InformationRetrievalEvaluator those that `torch.topk` gives.)
 """
 
 from __future__ import annotations

@@ -442,14 +442,15 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     them by their value too, as in LABEL_10.
 
     Raises:
-        ValueError: two labels that are one in two spellings: `1` and `1.0`, or letters with and without a character
-            that nobody sees.
+        ValueError: two labels that are one in two spellings: `1` and `1.0`, JSON's `true` and "True", or letters with
+            and without a character that nobody sees.
     """
     found = set(labels)
     are_numbers = all(re.fullmatch(r"[+-]?\d{1,40}(?:\.\d{1,40})?", label, re.ASCII) for label in found)
     read: dict[object, str] = {}
     for label in sorted(found):
         seen = "".join(part for part in unicodedata.normalize("NFC", label) if unicodedata.category(part) != "Cf")
+        seen = seen.lower() if seen.lower() in ("true", "false") else seen  # of JSON, Python and spreadsheets
         if (other := read.setdefault(Fraction(label) if are_numbers else seen, label)) != label:
             raise ValueError(
                 f"the labels {other!a} and {label!a} are one label in two spellings, and would be two classes. Write "

@@ -37,7 +37,8 @@ def nearest(queries: Tensor, documents: Rows, k: int) -> tuple[Tensor, Tensor]:
     Documents that are no numbers (nan) come last, as -1, with a cosine of -inf.
 
     Args:
-        queries: (q, H)
+        queries: (q, H). Those in fp64 are multiplied in it: so the cosines with equal documents are equal, which a
+            product in fp32 may round in one way here, and in another there.
         documents: (n, H), fewer than 2^32.
 
     Raises:
@@ -50,7 +51,9 @@ def nearest(queries: Tensor, documents: Rows, k: int) -> tuple[Tensor, Tensor]:
             f"vectors of {documents.shape[1]} numbers cannot be compared with those of {queries.shape[1]}. Make both "
             "with the same model and the same --dimensions."
         )
-    found = [_best(part, documents, min(k, len(documents))) for part in F.normalize(queries.float()).split(_QUERIES)]
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    parts = F.normalize(queries.to(dtype)).split(_QUERIES)
+    found = [_best(part, documents, min(k, len(documents))) for part in parts]
     keys = torch.cat(found) if found else torch.empty(0, k, dtype=torch.int64)
     scores = _ordered((keys >> 32).to(torch.int32)).view(torch.float32)
     return scores, torch.where(scores > -torch.inf, _PLACES - (keys & _PLACES), -1)
@@ -62,8 +65,8 @@ def _best(queries: Tensor, documents: Rows, k: int) -> Tensor:
     for start in range(0, len(documents), _DOCUMENTS):
         block = documents[start : start + _DOCUMENTS]
         # What is mapped may not be written to, of which torch would warn.
-        block = block.float() if isinstance(block, Tensor) else torch.from_numpy(np.array(block, dtype=np.float32))
-        scores = queries @ F.normalize(block).t() + 0.0  # -0 is 0
+        block = block if isinstance(block, Tensor) else torch.from_numpy(np.array(block, dtype=np.float32))
+        scores = (queries @ F.normalize(block.to(queries.dtype)).t()).float() + 0.0  # -0 is 0
         scores = torch.where(scores.isnan(), -torch.inf, scores)
         places = _PLACES - torch.arange(start, start + len(block))
         keys = (_ordered(scores.view(torch.int32)).to(torch.int64) << 32) | places

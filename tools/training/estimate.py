@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from models.bert import BertConfig
@@ -33,11 +34,11 @@ from tensor3d.cost_model.hardware import GPUS, cluster_of
 from tensor3d.cost_model.step_cost import StepOptions
 from tensor3d.cost_model.step_time import step_time
 from tensor3d.data.dataset import default_masked_per_pack
-from tensor3d.data.masking import masked_count
+from tensor3d.data.masking import masked_count, masked_counts
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
 from tensor3d.data.segments import SPECIAL_TOKENS, SPECIAL_TOKENS_OF_SINGLE
 from tensor3d.ops.products import product
-from tensor3d.packing import attended, packs_per_step
+from tensor3d.packing import attended, lpfhp, packs_per_step
 from tools.common.units import in_bytes, in_time
 from tools.corpus.training_corpus import CorpusFacts
 from tools.training.config import DataConfig, PrecisionConfig, RunConfig, SpeedConfig, TrainConfig
@@ -50,6 +51,7 @@ from tools.training.peak_flops import peak
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FILL = 0.99  # of packs, by a planner; the shipped recipes reach more
+_DRAWN = 1_000_000  # sequences that are packed for that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +184,22 @@ def expected_contents(data: DataConfig, corpus: CorpusFacts | None) -> PackStats
         mean = (data.max_length - special) * (1 - data.short_probability / 2) + special
     if data.packing in ("padded", "binned"):
         return PackStats(mean_length=mean, packing_factor=1.0, fill=mean / data.capacity)
-    factor = max(1.0, min(_FILL * data.capacity / mean, float(data.max_sequences)))
+    factor = max(1.0, min(_FILL * data.capacity / mean, _packed(data, mean)))
     return PackStats(mean_length=mean, packing_factor=factor, fill=min(1.0, factor * mean / data.capacity))
+
+
+def _packed(data: DataConfig, mean: float) -> float:
+    """Sequences of a pack, packed within the recipe's limits: as many as give the mean are of the longest length, and
+    the others of all lengths alike, as `short_probability` draws them. So packs in which two of the longest have no
+    room are not taken for full."""
+    longest = data.max_length if 2 * mean > data.max_length else max(1, round(2 * mean))
+    share = min(1.0, max(0.0, 2 * mean / longest - 1))
+    histogram = np.full(longest + 1, round((1 - share) * _DRAWN / longest))
+    histogram[0], histogram[-1] = 0, histogram[-1] + round(share * _DRAWN)
+    costs = masked_counts(np.arange(data.capacity + 1), data.masking(1).most)
+    budget = max(_budgets(data)[0], int(costs[longest]))  # less than that training refuses
+    plan = lpfhp(histogram, data.capacity, data.max_sequences, budget=budget, costs=costs)
+    return float(histogram.sum() / plan.packs)
 
 
 def _packs(recipe: TrainConfig, shape: CubeShape, contents: PackStats) -> tuple[int, bool]:

@@ -141,8 +141,8 @@ MUTATIONS = (
     Mutation(
         "gpt-top-k-off-by-one",
         "models/gpt/generate.py",
-        old="logits.topk(sampling.top_k).values[-1]",
-        new="logits.topk(sampling.top_k + 1).values[-1]",
+        old="stable=True)[sampling.top_k :]]",
+        new="stable=True)[sampling.top_k + 1 :]]",
         tests=("tests/models/test_gpt.py::test_greedy_takes_the_likeliest_and_top_k_leaves_the_others_out",),
     ),
     Mutation(

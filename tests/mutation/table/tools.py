@@ -351,6 +351,16 @@ MUTATIONS = (
         tests=("tests/tools/finetune/test_embed_task.py::test_dropout_is_the_same_in_both_passes",),
     ),
     Mutation(
+        "rankings-favour-who-is-listed-first",
+        "tools/finetune/embed_task.py",
+        old="_rankings(collection, vectors, more)",
+        new="_rankings(collection, vectors)",
+        tests=(
+            "tests/tools/finetune/test_embed_data.py::"
+            "test_among_more_equal_documents_than_are_found_the_relevant_ones_come_last",
+        ),
+    ),
+    Mutation(
         "nearest-forgets-the-blocks-before",
         "tools/predict/vector_search.py",
         old="torch.cat([best, keys], 1)",

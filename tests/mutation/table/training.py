@@ -195,6 +195,16 @@ MUTATIONS = (
         tests=("tests/tools/test_headline.py::test_an_evaluation_is_over_all_batches",),
     ),
     Mutation(
+        "estimate-fills-any-pack",
+        "tools/training/estimate.py",
+        old="_packed(data, mean)))",
+        new="float(data.max_sequences)))",
+        tests=(
+            "tests/tools/training/test_estimate.py::"
+            "test_packs_without_room_for_two_of_the_longest_are_not_taken_for_full",
+        ),
+    ),
+    Mutation(
         "expected-flops-without-two",
         "tools/training/estimate.py",
         old="return 2 * side**3 / best",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensor3d import Cube, Linear3D, checkpoint
+from tensor3d import Cube, Linear3D, MixedPrecisionPolicy, checkpoint
 from tensor3d.checkpoint import validation
 from tools.checkpoint.__main__ import main
 
@@ -63,6 +63,21 @@ def test_inspect_for_programs(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
+def test_inspect_counts_tensors_of_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cube = Cube.single(precision=MixedPrecisionPolicy(compute=torch.bfloat16, fp8="delayed"))
+    model = Linear3D(16, 16, cube)
+    model(torch.ones(16, 16, dtype=torch.bfloat16)).sum().backward()
+    folder = checkpoint.save(tmp_path, 1, model, torch.optim.SGD(model.parameters(), lr=1.0), cube, {})
+    assert main(["inspect", str(folder), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert {"model", "fp8"} <= content["kinds"].keys()
+    for what in ("tensors", "bytes"):
+        rows = content["tensors"].values()
+        assert sum(kind[what] for kind in content["kinds"].values()) == sum(
+            1 if what == "tensors" else row["bytes"] for row in rows
+        )
+
+
 def test_verify_the_newest_or_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = checkpoint.complete(run / "checkpoints")
     assert main(["verify", str(run), "--all"]) == 0
@@ -78,6 +93,19 @@ def test_verify_the_newest_or_all(run: Path, capsys: pytest.CaptureFixture[str])
     assert f"{old}: DAMAGED\n  {file} is damaged: CRC-32" in out
     assert f"{new}: good" in out
     assert main(["verify", str(old)]) == 1
+
+
+def test_the_newest_may_be_one_that_cannot_be_told(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / "checkpoints" / "step-00000012" / "progress.json").write_text("{")
+    for command in ("inspect", "verify"):
+        caplog.clear()
+        assert main([command, str(run)]) == 0
+        assert "step-00000003" in capsys.readouterr().out
+        (told,) = caplog.messages
+        assert "step-00000012/progress.json is damaged" in told
+    assert main(["verify", str(run), "--all"]) == 1
 
 
 def test_verify_names_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.doctor.checks import State, judge_seen, judge_states
-from tools.doctor.facts import MISSING, NodeFacts, read_links
+from tools.doctor.checks import State, judge_seen, judge_states, state_of
+from tools.doctor.facts import MISSING, NodeFacts, hash_of, read_links
 from tools.doctor.rules import (
     Finding,
     MemberNames,
@@ -173,6 +174,19 @@ def test_directories() -> None:
     assert refused.text == "directory /data/runs cannot be written on node 1 (b): /data: Read-only file system."
     (paths,) = judge_states([state("/"), state("/", folder="/home/runs")], NODES)
     assert paths.text.startswith("a directory has different paths: /data/runs on node 0 (a), /home/runs on node 1 (b).")
+
+
+def test_links_to_nothing_are_no_folders_to_be_made(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to("gone")
+    (tmp_path / "ring").symlink_to("ring")
+    for folder, target in ((tmp_path / "runs" / "one", "gone"), (tmp_path / "ring", "ring")):
+        assert state_of(folder)["error"] == f"is a link to {target!r}, which is not there"
+    assert state_of(tmp_path / "a" / "b") == {"folder": f"{tmp_path}/a/b", "base": str(tmp_path), "error": ""}
+
+
+def test_a_recipe_that_is_a_fifo_or_a_device_is_read_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.toml")
+    assert {hash_of(path) for path in (tmp_path / "a.toml", Path("/dev/zero"), tmp_path)} == {MISSING}
 
 
 def test_another_place_of_the_same_name() -> None:

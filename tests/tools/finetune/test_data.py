@@ -139,7 +139,8 @@ def test_numeric_classes_are_in_the_order_of_their_values(given: list[str], want
 
 
 @pytest.mark.parametrize(
-    "given", [("1", "1.0"), ("01", "1"), ("+1", "1", "2"), ("caf\u00e9", "cafe\u0301"), ("a\u200b", "a")]
+    "given",
+    [("1", "1.0"), ("01", "1"), ("+1", "1", "2"), ("caf\u00e9", "cafe\u0301"), ("a\u200b", "a"), ("true", "True", "b")],
 )
 def test_one_label_in_two_spellings_is_refused(given: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"are one label in two spellings, and would be two classes"):

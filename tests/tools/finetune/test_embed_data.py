@@ -271,3 +271,21 @@ def test_rankings_are_measured_as_a_plain_reference_does() -> None:
     assert measured["mrr@10"] == pytest.approx(np.mean(mrr))
     assert measured["ndcg@10"] == pytest.approx(np.mean(gain))
     assert [measured[f"recall@{cut}"] for cut in within] == pytest.approx([np.mean(found) for found in within.values()])
+
+
+def test_among_more_equal_documents_than_are_found_the_relevant_ones_come_last() -> None:
+    draw = np.random.default_rng(0)
+    one, other = draw.normal(size=(2, 100)).astype(np.float32)
+    # A product in fp32 gives the last of 130 equal documents another cosine than the first ones.
+    vectors = torch.from_numpy(np.stack([one, *[one] * 130, other]))
+    part = Collection(
+        texts=(),
+        queries=[0, 131, 131],
+        query_names=["equal", "omitted", "one is nearer"],
+        documents=range(1, 132),
+        document_names=[str(number) for number in range(131)],
+        grades=[{0: 1.0, 129: 2.0, 130: 1.0}, {1: 1.0, 99: 0.0}, {130: 1.0, 3: 1.0}],
+        omitted=[-1, 0, -1],
+    )
+    found = _measured_ranking(part, vectors)
+    assert (found["recall@100"], found["mrr@10"]) == ((0 + 0 + 1 / 2) / 3, 1 / 3)

@@ -29,6 +29,13 @@ def test_a_file_of_version_2(tmp_path: Path) -> None:
     assert [question.is_impossible for question in found.questions] == [False, True]
 
 
+def test_a_file_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.json", squad((TEXT, [GOOD])))
+    plain = read_questions(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_questions(path) == plain
+
+
 def test_an_answer_that_stands_elsewhere_is_taken_from_the_nearest_place(tmp_path: Path) -> None:
     content = squad(
         (TEXT, [entry("near", "?", ("red", 20)), entry("far", "?", ("red", 14)), entry("end", "?", ("red", 99))])

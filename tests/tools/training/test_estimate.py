@@ -139,6 +139,17 @@ def test_steps_are_laid_out_as_the_run_lays_them_out(recipe: Path, tmp_path: Pat
         assert step.targets == pytest.approx(share * step.tokens, rel=0.05)
 
 
+@pytest.mark.parametrize(("longest", "capacity", "fill"), [(100, 128, 0.7754), (33, 64, 0.5156)])
+def test_packs_without_room_for_two_of_the_longest_are_not_taken_for_full(
+    longest: int, capacity: int, fill: float
+) -> None:
+    """As a run of quickstart.toml says at its end, with these limits and 300 pieces."""
+    data = replace(read_config(RECIPES / "quickstart.toml").data, max_length=longest, capacity=capacity)
+    assert expected_contents(data, None).fill == pytest.approx(fill, rel=0.06)
+    few = replace(data, max_length=128, capacity=512, masked_per_pack=30)
+    assert expected_contents(few, None).packing_factor < 1.2, "each of the longest has 19 tokens to guess"
+
+
 @pytest.mark.parametrize("name", ["quickstart", "tiny-phase2"])
 def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) -> None:
     """As counted once over all packs of epoch 0."""

@@ -295,8 +295,11 @@ def test_a_damaged_checkpoint_is_passed_over(recipe: Path, tmp_path: Path, capsy
     data[-1] ^= 1
     file.write_bytes(data)
     (run / "checkpoints" / "step-00000006").symlink_to(tmp_path / "disk")
+    (run / "checkpoints" / "step-00000009").mkdir()
     assert pretrain.main([*call, "--run.steps", "5"]) == 0
     told = capsys.readouterr()
+    assert "step-00000009/progress.json cannot be read: No such file" in told.err
+    assert f"Whether it is newer than {run}/checkpoints/step-00000002 nobody can tell." in told.err
     assert "step-00000006 has the name of a checkpoint and is no folder. Trying the one before." in told.err
     assert "rank-00000.safetensors" in told.err
     assert "Trying the one before." in told.err

@@ -72,7 +72,7 @@ def find_sources(inputs: Iterable[Path], wanted: str) -> tuple[list[InputFile], 
                     sources.append(InputFile(path=found, name=printable(found.relative_to(path))))
         else:
             raise ValueError(
-                f"{printable(path.absolute())} does not exist. Name files or folders with the text of the corpus."
+                f"{printable(path.absolute())} is no file and no folder. Name some with the text of the corpus."
             )
     if not sources:
         what = f"{' or '.join(_SUFFIXES[wanted])} file" if wanted in _SUFFIXES else "file"

@@ -37,6 +37,7 @@ def summary(
     memories: Sequence[MemoryMetrics] = (),
     *,
     first: Mapping[str, Any] | None = None,
+    stalled: float = 0.0,
     more: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
     """Lines of the closing table.
@@ -48,6 +49,7 @@ def summary(
         entropy: of the corpus' unigrams, nats.
         memories: its looks at memory.
         first: the first step in the run's journal, as a record. Default: that of the history.
+        stalled: seconds that checkpoints have taken behind the last step, which no step tells.
         more: rows behind those that come from the metrics.
     """
     rows = [*_losses(history, entropy, vars(history[0]) if first is None else first)] if history else []
@@ -58,17 +60,17 @@ def summary(
         if held_out.replaced_token_loss is not None:
             rows.append(("held-out replaced-token loss", f"{held_out.replaced_token_loss:.4f} nats"))
             rows.append(("held-out replaced-token accuracy", f"{held_out.replaced_token_accuracy:.1%}"))
-    rows += _steps(history) if history else []
+    rows += _steps(history, stalled) if history else []
     if memories:
         rows.append(_memory(memories[-1].peak_bytes))
     return table([*rows, *more], numbers=True)
 
 
-def _steps(history: Sequence[StepMetrics]) -> Rows:
+def _steps(history: Sequence[StepMetrics], stalled: float) -> Rows:
     return [
         ("fill of the packs", f"{statistics.fmean(m.fill for m in history):.2%}"),
         ("busiest rank over the mean", f"{statistics.fmean(m.imbalance for m in history):.4f} of the work"),
-        *_speed(history),
+        *_speed(history, stalled),
         ("collectives a step", f"{history[-1].collectives}"),
         ("received a step by rank 0", in_bytes(history[-1].bytes_received)),
     ]
@@ -139,10 +141,10 @@ def _losses(history: Sequence[StepMetrics], entropy: float, first: Mapping[str, 
     return rows
 
 
-def _speed(history: Sequence[StepMetrics]) -> Rows:
+def _speed(history: Sequence[StepMetrics], stalled: float) -> Rows:
     total = sum(m.seconds for m in history)
     waited = sum(m.data_wait_seconds for m in history) / total
-    stalled = sum(m.checkpoint_seconds for m in history)
+    stalled += sum(m.checkpoint_seconds for m in history)
     rows = [
         ("median step", f"{statistics.median(m.seconds for m in history):.3f} s"),
         ("waiting for data", f"{waited:.2%} of the time"),

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.bert import PRESETS, BertConfig, BertForPreTraining
+from models.bert import PRESETS, BertConfig, BertForPreTraining, ElectraForPreTraining, ReplacedTokens
+from models.bert.cost_model.electra import electra_flops
 from models.bert.cost_model.flops import model_flops, work
 from tensor3d import Cube, CubeShape
 from tensor3d.data import Pack, PackedBatch, collate
@@ -31,13 +32,13 @@ def one_pack(lengths: list[int], masked: int, config: BertConfig) -> PackedBatch
         ids=random.integers(0, config.vocab, tokens),
         types=np.zeros(tokens, dtype=np.int64),
         lengths=np.array(lengths),
-        masked=np.arange(masked),
+        masked=np.arange(1, masked + 1),
         masked_labels=np.zeros(masked, dtype=np.int64),
         next_labels=np.zeros(len(lengths), dtype=np.int64),
+        draws=np.zeros(masked, dtype=np.int64),
     )
-    return collate(
-        [pack], capacity=tokens, masked_per_pack=masked, max_sequences=len(lengths), shape=CubeShape(), rank=0, pad=0
-    )
+    limits: dict[str, Any] = {"capacity": tokens, "masked_per_pack": masked, "max_sequences": len(lengths)}
+    return collate([pack], **limits, shape=CubeShape(), rank=0, pad=0, with_read_rows=True)
 
 
 def counted(pass_: Callable[[], Tensor]) -> int:
@@ -69,6 +70,26 @@ def test_a_step_costs_what_pytorch_counts(changes: dict[str, Any], lengths: list
     rows, squares = sum(lengths), sum(length**2 for length in lengths)
     expected = model_flops(config, tokens=rows, squares=squares, masked=5, sequences=len(lengths))
     assert counted(lambda: model(batch, 5, len(lengths)).loss) == expected
+
+
+@pytest.mark.parametrize("encoder", ["classic", "modern"])
+def test_a_last_layer_of_read_rows_costs_what_pytorch_counts(encoder: Literal["classic", "modern"]) -> None:
+    """Of one sequence, over which they are spread evenly."""
+    config = toy_config(67, encoder=encoder)
+    model = BertForPreTraining(config, Cube.single(), backend="reference", read_rows_only=True)
+    batch = one_pack([24], 5, config)
+    expected = model_flops(config, tokens=24, squares=24**2, masked=5, sequences=1, read_rows_only=True)
+    assert counted(lambda: model(batch, 5, 1).loss) == expected
+
+
+@pytest.mark.parametrize("embedding", [None, 24])
+def test_a_step_of_both_encoders_costs_what_pytorch_counts(embedding: int | None) -> None:
+    config = toy_config(67, family="electra", next_sentence=False, embedding=embedding)
+    settings = ReplacedTokens(generator_size=0.5, generator_heads=2)
+    model = ElectraForPreTraining(config, settings, Cube.single(), backend="reference")
+    batch = one_pack([9, 4, 8], 5, config)
+    expected = electra_flops(config, model.generator.config, tokens=21, squares=81 + 16 + 64, masked=5)
+    assert counted(lambda: model(batch, 5, 21).loss) == expected
 
 
 @pytest.mark.parametrize("rows", [7, 24])
@@ -135,7 +156,7 @@ def test_long_steps_are_counted_exactly() -> None:
 
 @pytest.mark.parametrize("name", ["tokens", "squares", "masked", "sequences"])
 def test_negative_counts_are_refused(name: str) -> None:
-    counts = {"tokens": 4, "squares": 16, "masked": 1, "sequences": 1, name: -3}
+    counts: dict[str, Any] = {"tokens": 4, "squares": 16, "masked": 1, "sequences": 1, name: -3}
     with pytest.raises(ValueError, match=f"{name} must be at least 0. Got -3"):
         model_flops(PRESETS["tiny"], **counts)
 

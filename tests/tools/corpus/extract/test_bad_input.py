@@ -232,7 +232,7 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
         run(tmp_path / "out", tmp_path / "empty", format="books")
     with pytest.raises(ValueError, match=r"file.*\(nothing\)"):
         run(tmp_path / "out")
-    with pytest.raises(ValueError, match="nowhere does not exist"):
+    with pytest.raises(ValueError, match="nowhere is no file and no folder"):
         run(tmp_path / "out", tmp_path / "nowhere")
     (tmp_path / "a.dat").write_bytes(b"\0\1\2")
     with pytest.raises(ValueError, match=r"format.*a\.dat.*--format"):

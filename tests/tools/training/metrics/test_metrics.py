@@ -67,6 +67,7 @@ def test_the_table_says_where_the_time_went() -> None:
     told = "\n".join(summary(history, [], 5.0, [MemoryMetrics(step=2, peak_bytes=[2**20, 3 * 2**20])]))
     assert "forward 25.0%, backward 40.0%, gradient sum 20.0%, optimiser 10.0%" in told
     assert "1.00 s, 20.00% of the time" in told
+    assert "6.00 s, 60.00% of the time" in "\n".join(summary(history, [], 5.0, stalled=5.0)), "with the last one"
     assert "3.15 MB on rank 1; mean of 2: 2.1 MB" in told
     assert "utilisation" not in told
     assert "skipped" not in told
