@@ -29,11 +29,9 @@ def begin_adam(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group["params"]:
             if parameter.grad is not None and not optimizer.state[parameter]:
                 wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float64 if wide else torch.float32),
-                    "exp_avg": filled_like(parameter, 0.0),
-                    "exp_avg_sq": filled_like(parameter, 0.0),
-                }
+                step = torch.zeros((), dtype=torch.float64 if wide else torch.float32)
+                moments = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else []))
+                optimizer.state[parameter] = {"step": step} | {key: filled_like(parameter, 0.0) for key in moments}
 
 
 def _laid(block: Tensor, parameter: Tensor) -> Tensor:

@@ -9,15 +9,15 @@ from torch import nn
 from tests.dtensors import begin_adam, clone_of, filled_like
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("fused", "amsgrad"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adam_begins_as_torchs_does(fused: bool, dtype: torch.dtype) -> None:
+def test_adam_begins_as_torchs_does(fused: bool, amsgrad: bool, dtype: torch.dtype) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         ours, theirs = ([nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))] for _ in range(2))
         ours[0].grad, theirs[0].grad = torch.zeros(2, 3), torch.zeros(2, 3)
-        first, second = (torch.optim.AdamW(each, lr=0.0, fused=fused) for each in (ours, theirs))
+        first, second = (torch.optim.AdamW(each, lr=0.0, fused=fused, amsgrad=amsgrad) for each in (ours, theirs))
         begin_adam(first)
         second.step()
         second.state[theirs[0]]["step"].zero_()

@@ -44,6 +44,7 @@ from tensor3d import (
 )
 from tensor3d.distributed.collectives import CommHandle, reduce_scatter
 from tensor3d.sharding.param_layout import matrix, table, vector
+from tests.dtensors import begin_adam
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full
 
@@ -138,6 +139,7 @@ def stepped_before_the_backward_pass(cube: Cube) -> Any:
     optimizer = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)  # which leaves the counters of a DTensor alone
     loss = layer(torch.randn(4, 8 // cube.shape.z, requires_grad=True)).square().sum()
     loss.backward(retain_graph=True)
+    begin_adam(optimizer)
     optimizer.step()
     with pytest.raises(RuntimeError) as refused:
         loss.backward()
