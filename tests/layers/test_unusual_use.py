@@ -90,8 +90,7 @@ def autocast_of_a_transformer_layer(cube: Cube) -> Any:
 def clipping_of_two_types(cube: Cube) -> Any:
     """Ranks that stand for different blocks must agree on the type of the norm."""
     # Of the first, only ranks with y = 0 count their block; of the second, only those with z = 0.
-    parameters = [constant((8,), vector("z"), cube, 1.0), constant((8,), vector("y"), cube, 1.0)]
-    parameters[1] = nn.Parameter(parameters[1].detach().double())
+    parameters = [constant((8,), vector("z"), cube, 1.0), distribute(torch.ones(8).double(), vector("y"), cube)]
     for parameter, face in zip(parameters, ("z", "y"), strict=True):
         local_param(parameter, Layout(cut=((face, 0),), sum_over=()), cube).sum().backward()  # type: ignore[arg-type]
     return round(float(clip_grad_norm_(parameters, 1.0, cube)), 12)
