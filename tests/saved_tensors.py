@@ -19,6 +19,8 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
     def note(tensor: Tensor) -> Tensor:
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
         kept[own.untyped_storage().data_ptr()] = own
+        if isinstance(tensor, DTensor) and tensor.is_leaf:
+            return tensor  # a parameter, whose `detach` DTensor would make a plan for
         return tensor.detach()  # itself, where it is a result, would tie the graph to itself for good
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

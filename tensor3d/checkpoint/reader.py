@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from tensor3d.checkpoint.state import (
     fp8_places,
     has_delayed_scaling,
     init_missing_state,
+    live_tensors,
     model_tensors,
     optimizer_tensors,
     remembered,
@@ -219,7 +220,7 @@ def load(
     if delayed:
         shapes = {name: stored.shape for name, stored in contents.tensors.items() if name.startswith(FP8)}
         scales = _agreed(cube, lambda: fp8_places(model, shapes, cube))
-    _read(contents, state | scales, cube)
+    _read(contents, state | scales, cube, [live for name, live in live_tensors(model).items() if name in state])
     if delayed:
         restore_fp8(model, scales)
         if not scales:
@@ -259,7 +260,8 @@ def _checked(folder: Path, cube: Cube) -> CheckpointIndex:
     return contents
 
 
-def _read(contents: CheckpointIndex, state: dict[str, Tensor], cube: Cube) -> None:
+def _read(contents: CheckpointIndex, state: dict[str, Tensor], cube: Cube, live: Sequence[Tensor]) -> None:
+    """Fills `state`; `live` are the model's own tensors among it."""
     try:
         with _alone_without_warning():
             dcp.load(state, storage_reader=_Reader(contents), planner=_Planner(), no_dist=cube.mesh is None)
@@ -268,7 +270,7 @@ def _read(contents: CheckpointIndex, state: dict[str, Tensor], cube: Cube) -> No
         raise DamagedError(f"{contents.folder} cannot be read: {causes}. Resume from an earlier checkpoint.") from None
     finally:
         # Writing to the blocks of detached DTensors is not seen on the parameters, by which keepers of copies go.
-        torch.autograd.graph.increment_version(list(state.values()))
+        torch.autograd.graph.increment_version([*state.values(), *live])
 
 
 class _Planner(DefaultLoadPlanner):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.fp8_scales import history_tensor, restore_history
+from tensor3d.sharding.param_layout import detached, zeros_like
 from tensor3d.torch_private import step_hooks
 
 MODEL, OPTIMIZER, EXTRA, RANDOM = "model.", "optimizer.", "extra.", "random."
@@ -33,6 +34,11 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         ValueError: the module keeps a state that is not a tensor.
     """
+    return {name: detached(value) for name, value in live_tensors(model).items()}
+
+
+def live_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What `model_tensors` has, the model's own: DTensors among those have version counters apart from these."""
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in model.state_dict(keep_vars=True).items():
@@ -40,7 +46,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
             raise ValueError(f"{name} is {type(value).__name__}, and a checkpoint holds tensors. Make it a buffer.")
         if id(value) not in seen:
             seen.add(id(value))
-            tensors[MODEL + _clean(name)] = value.detach()
+            tensors[MODEL + _clean(name)] = value
     return tensors
 
 
@@ -68,7 +74,7 @@ def optimizer_tensors(
             continue
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"{OPTIMIZER}{name}.{key}"] = value.detach()
+                tensors[f"{OPTIMIZER}{name}.{key}"] = detached(value)
             elif value is not None:
                 raise ValueError(
                     f"the optimiser's {key} of {name} is {type(value).__name__}, and a checkpoint holds tensors. Use "
@@ -162,7 +168,7 @@ def _step_without_effect(optimizer: torch.optim.Optimizer, parameters: Sequence[
     for parameter in _parameters(optimizer):
         parameter.grad = None
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = zeros_like(parameter)
     for group in optimizer.param_groups:
         if "lr" in group:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0

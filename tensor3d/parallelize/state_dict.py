@@ -14,7 +14,7 @@ from tensor3d.distributed.collectives import all_gather
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, chunk_bounds
 from tensor3d.distributed.object_collectives import first_names
-from tensor3d.sharding.param_layout import cut_rows, local, local_slices
+from tensor3d.sharding.param_layout import cut_rows, detached, local, local_slices
 
 
 def full_state_dict(model: nn.Module, cube: Cube) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def full_state_dict(model: nn.Module, cube: Cube) -> dict[str, Any]:
             state[name] = value
             continue
         if id(value) not in whole:
-            whole[id(value)] = _in_order(full_tensor(value.detach(), cube), orders.get(name)).cpu()
+            whole[id(value)] = _in_order(full_tensor(detached(value), cube), orders.get(name)).cpu()
         state[name] = whole[id(value)]
     return state
 
@@ -70,9 +70,9 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Any], cube: Cube)
     orders = _orders(model)
     for name, target in targets.items():
         if isinstance(target, Tensor):
-            here = local(target.detach())
+            here = local(target).detach()
             here.copy_(cut_rows(state[name].detach(), local_slices(target, cube), orders.get(name)))
-            torch.autograd.graph.increment_version(target)  # a detached DTensor's block has a counter of its own
+            torch.autograd.graph.increment_version(target)  # a DTensor's block has a counter of its own
     for prefix, module in model.named_modules():
         extra = f"{prefix}._extra_state" if prefix else "_extra_state"
         if extra in targets and not isinstance(targets[extra], Tensor):

@@ -14,6 +14,7 @@ from torch import Tensor
 from tensor3d import Cube, Embedding3D, Linear3D, LookupEmbedding3D, all_reduce_replicated, shard
 from tensor3d.checkpoint import writer
 from tensor3d.checkpoint.format import FileSum
+from tests.dtensors import begin_adam
 from tests.single_device_reference import full
 
 Shape = tuple[int, int, int, int]
@@ -41,6 +42,8 @@ def step(cube: Cube, model: Model, optimizer: torch.optim.Optimizer) -> None:
     ids = torch.arange(64).chunk(cube.shape.planes)[cube.shape.plane_of(cube.rank)]
     x = model.tokens(ids) + model.positions(ids % 8) + shard(torch.ones(64, 16), cube, "z")
     all_reduce_replicated(model.linear(x).square().sum(), cube.over("data", "x", "y", "z")).backward()
+    if isinstance(optimizer, torch.optim.AdamW):
+        begin_adam(optimizer)
     optimizer.step()
     optimizer.zero_grad()
 

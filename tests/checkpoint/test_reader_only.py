@@ -20,12 +20,15 @@ def part_of(folder: Path, shape: Shape) -> None:
     wanted = full(model.tokens.weight).clone()
     cube, other, _ = make(shape, seed=2, positions=5)  # of another shape in the checkpoint
     other.register_parameter("more", torch.nn.Parameter(torch.ones(2)))  # not in the checkpoint at all
-    before = {name: full(tensor).clone() for name, tensor in other.state_dict().items()}
+    before = {name: full(tensor).clone() for name, tensor in other.state_dict(keep_vars=True).items()}
+    counts = {name: parameter._version for name, parameter in other.named_parameters()}
     progress = checkpoint.load(path, other, None, cube, only=["tokens.weight"])
     assert progress["epoch"] == 3
+    written = [name for name, parameter in other.named_parameters() if parameter._version > counts[name]]
+    assert written == ["tokens.weight"], "by their counters keepers of copies know"
     assert torch.equal(full(other.tokens.weight), wanted)
     rest = {name for name in before if name != "tokens.weight"}
-    assert all(torch.equal(full(other.state_dict()[name]), before[name]) for name in rest)
+    assert all(torch.equal(full(other.state_dict(keep_vars=True)[name]), before[name]) for name in rest)
     for only, message in (
         (["tokens"], "only names 'tokens', which is nothing of the model"),
         (["more"], "has no model.more, which is asked for"),

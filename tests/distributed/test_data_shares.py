@@ -20,6 +20,7 @@ from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.data_shares import is_whole, share, share_placements
 from tensor3d.optim import GradScaler, decay_groups
+from tests.dtensors import filled_like
 from tests.optim.zoo import BETAS, EPS, KINDS, Optimizer
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, ranks_of
@@ -185,7 +186,7 @@ def _gradients(shape: Shape) -> tuple[dict[str, float], bool]:
     twin(11).backward()  # another model: the plan's buckets stay empty, or its own
     found["a copy"] = trial.error(11, model=twin)
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)  # whole, by arithmetic on the parameter itself
+        parameter.grad = filled_like(parameter, 1.0)  # whole, by arithmetic on the parameter itself
     model(12).backward()
     well = well and lies_well(model, cube)
     wanted = truth(trial.weights, 12)

@@ -19,6 +19,7 @@ from tensor3d.distributed import grad_buckets
 from tensor3d.distributed.comm_stats import Place, bucket_elements
 from tensor3d.optim import AdamW
 from tensor3d.torch_private import storage_id
+from tests.dtensors import begin_adam
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -162,6 +163,7 @@ def _same_bits(dtype: torch.dtype) -> bool:
             with each.no_sync():
                 model(inputs(cube, step)[cube.rank]).backward()
             model(inputs(cube, step)[cube.rank], "201" if step == 2 and cube.rank > 1 else order).backward()
+            begin_adam(optimizer)
             optimizer.step()
             found += [local(p.grad).clone() for p in model.parameters() if p.grad is not None]
             optimizer.zero_grad()

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, Linear3D, Sequences, TransformerLayer3D, distribute, local, local_param, shard
 from tensor3d.sharding.param_layout import vector
+from tests.dtensors import begin_adam
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -264,6 +265,7 @@ def _trained(shape: Shape) -> dict[str, float]:
         loss.backward()
         for name, gradient in truth(dict(weights), step).items():
             weights[name].grad = gradient
+        begin_adam(ours)
         ours.step()
         theirs.step()
         ours.zero_grad()

@@ -14,6 +14,7 @@ from tensor3d import Cube, Linear3D, MixedPrecisionPolicy, local
 from tensor3d.ops.fp8 import Scaling
 from tensor3d.optim import AdamW, Lamb
 from tensor3d.sharding.matmul import HandedOn
+from tests.dtensors import begin_adam
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -177,6 +178,7 @@ def _in_backward(shape: Shape) -> list[list[float]]:
         optimizers = {p: torch.optim.AdamW([p], lr=0.05, fused=True) for p in model.parameters()}
 
         def step(parameter: Tensor, optimizers: Any = optimizers) -> None:
+            begin_adam(optimizers[parameter])
             optimizers[parameter].step()
             optimizers[parameter].zero_grad()
 
@@ -246,6 +248,8 @@ def _steps() -> None:
             with cube.no_sync(), pytest.raises(ValueError, match=r"held back by Cube\.no_sync"):
                 optimizer.step()
             model(1).backward()
+            if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+                begin_adam(optimizer)
             optimizer.step()
     with cube.no_sync():
         model(0).backward()

@@ -16,6 +16,7 @@ from models.bert import BertForPreTraining
 from tensor3d import Cube, Embedding3D, ExecutionPolicy, Linear3D, local, matmul, shard
 from tensor3d.cost_model.comm_volume import lookup_way
 from tensor3d.optim import AdamW
+from tests.dtensors import filled_like
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
@@ -177,7 +178,7 @@ def _scale_blocks(weights: list[nn.Parameter]) -> None:
 def _step(weights: list[nn.Parameter]) -> None:
     """The operator of a fused optimiser alone: of a whole one's step the cube tells the counters."""
     with torch.no_grad():
-        gradients, *moments = ([torch.ones_like(weight) for weight in weights] for _ in range(3))
+        gradients, *moments = ([filled_like(weight, 1.0) for weight in weights] for _ in range(3))
         steps = [torch.ones(()) for _ in weights]
         options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "maximize": False}
         adamw(weights, gradients, *moments, [], steps, fused=True, lr=0.5, weight_decay=0.01, **options)

@@ -44,6 +44,7 @@ from tensor3d import (
 )
 from tensor3d.distributed.collectives import CommHandle, reduce_scatter
 from tensor3d.sharding.param_layout import matrix, table, vector
+from tests.dtensors import begin_adam
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full
 
@@ -89,8 +90,7 @@ def autocast_of_a_transformer_layer(cube: Cube) -> Any:
 def clipping_of_two_types(cube: Cube) -> Any:
     """Ranks that stand for different blocks must agree on the type of the norm."""
     # Of the first, only ranks with y = 0 count their block; of the second, only those with z = 0.
-    parameters = [constant((8,), vector("z"), cube, 1.0), constant((8,), vector("y"), cube, 1.0)]
-    parameters[1] = nn.Parameter(parameters[1].detach().double())
+    parameters = [constant((8,), vector("z"), cube, 1.0), distribute(torch.ones(8).double(), vector("y"), cube)]
     for parameter, face in zip(parameters, ("z", "y"), strict=True):
         local_param(parameter, Layout(cut=((face, 0),), sum_over=()), cube).sum().backward()  # type: ignore[arg-type]
     return round(float(clip_grad_norm_(parameters, 1.0, cube)), 12)
@@ -138,6 +138,7 @@ def stepped_before_the_backward_pass(cube: Cube) -> Any:
     optimizer = torch.optim.AdamW(layer.parameters(), 0.1, fused=True)  # which leaves the counters of a DTensor alone
     loss = layer(torch.randn(4, 8 // cube.shape.z, requires_grad=True)).square().sum()
     loss.backward(retain_graph=True)
+    begin_adam(optimizer)
     optimizer.step()
     with pytest.raises(RuntimeError) as refused:
         loss.backward()

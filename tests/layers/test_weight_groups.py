@@ -127,7 +127,9 @@ def _trained(cube: Cube, use: str, dtype: torch.dtype) -> dict[str, Any]:
     """Three steps; everything that a group could change."""
     cube.manual_seed(0)
     run, options = USES[use]
-    model = _Two(cube, **options).to(dtype)
+    model = _Two(cube, **options)
+    if dtype != torch.get_default_dtype():  # DTensor takes its time even where nothing is to be done
+        model.to(dtype)
     drawn = torch.randn(ROWS * cube.shape.planes, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
     x = shard(drawn, cube, "z").requires_grad_()
     rows = ROWS // cube.shape.z

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tensor3d import Cube, clip_grad_norm_, clip_gradients, constant, distribute, local, normal
 from tensor3d.sharding.param_layout import copies, matrix, narrow, table, vector
+from tests.dtensors import filled_like
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.tied_weight_model import Tied
@@ -63,7 +64,7 @@ def _blocks(shape: Shape) -> tuple[list[float], float, list[int]]:
     parameters = []
     for layout, size in sizes.items():
         parameter = distribute(torch.zeros(size), layout, cube)
-        parameter.grad = torch.full_like(parameter, 2.0)
+        parameter.grad = filled_like(parameter, 2.0)
         for along in (None, torch.zeros(1)):
             norm = clip_gradients([parameter], math.inf, cube, along=along).total
             norms.append(float(norm) / (2 * math.sqrt(torch.Size(size).numel())))
@@ -88,7 +89,7 @@ def test_each_block_counts_once(shape: Shape) -> None:
 def _refusals() -> list[str]:
     cube, messages = Cube(2, 1, 1), []
     parameter = normal((4, 4), matrix("z"), cube, 1.0)
-    parameter.grad = torch.ones_like(parameter)
+    parameter.grad = filled_like(parameter, 1.0)
     for max_norm in (0.0, -1.0, math.nan, -math.inf):
         try:
             clip_grad_norm_([parameter], max_norm, cube)
@@ -108,7 +109,7 @@ def test_a_norm_that_is_not_above_0_is_refused_on_every_rank() -> None:
 def _not_finite() -> list[Tensor]:
     cube = Cube(1, 2, 1)
     parameter = constant((4,), vector("y"), cube, 1.0)
-    parameter.grad = torch.ones_like(parameter)
+    parameter.grad = filled_like(parameter, 1.0)
     if cube.rank == 1:
         local(parameter.grad)[0] = math.nan
     return [clip_grad_norm_([parameter], 1.0, cube)]
@@ -127,7 +128,7 @@ def _overflow(bad: int, value: float) -> list[tuple[float, bool, float]]:
     found = []
     for broken in (False, True):
         for parameter in (vector_, weight):
-            parameter.grad = torch.ones_like(parameter)
+            parameter.grad = filled_like(parameter, 1.0)
         if broken and cube.rank == bad:
             local(vector_.grad)[3] = value
         along = torch.tensor([1.0, float(cube.rank)])

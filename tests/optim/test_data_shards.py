@@ -15,6 +15,7 @@ from tensor3d import MLP3D, Cube, all_reduce_replicated, check_copies, clip_grad
 from tensor3d.distributed.comm_stats import bucket_elements
 from tensor3d.optim import GradScaler, data_shards, decay_groups
 from tensor3d.sharding.param_layout import copies
+from tests.dtensors import filled_like
 from tests.optim.zoo import (
     BETAS,
     EPS,
@@ -213,7 +214,7 @@ def _unusual() -> tuple[list[int], float]:
     parameters = [scalar, row, long]
     optimizer = KINDS["lamb"](parameters, cube, lr=0.5, adapt_all=True, shard_over_data=True)
     for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 2.0)
+        parameter.grad = filled_like(parameter, 2.0)
     with cube.traffic.counting() as count, NoWaiting():
         optimizer.step()
     share = 3 + 2 * 2_100_001

@@ -107,7 +107,7 @@ def _read(shape: Shape, shards: bool, folder: Path) -> dict[tuple[str, str], tup
     for kind, (name, steps) in itertools.product(KINDS, {"first": range(0, 8), "middle": AFTER}.items()):
         cube, zoo, optimizer = make(kind, shape, shard_over_data=shards)
         for parameter in zoo.parameters():
-            local(parameter.detach()).fill_(9.0)
+            local(parameter).detach().fill_(9.0)
         scaler = GradScaler(cube)
         state = state_of(zoo, optimizer, scaler)
         dcp.load(state, checkpoint_id=folder / kind / name)

@@ -66,7 +66,8 @@ def gradients_of(step: int) -> dict[str, Tensor]:
 def give(zoo: nn.Module, cube: Cube, gradients: dict[str, Tensor]) -> None:
     """Each rank its blocks."""
     for name, parameter in zoo.named_parameters():
-        parameter.grad = distribute(gradients[name], LAYOUTS[name][0], cube).detach()
+        # DTensor's `detach` of each shape would be planned anew on each cube.
+        parameter.grad = distribute(gradients[name], LAYOUTS[name][0], cube).requires_grad_(False)
 
 
 def spoiled(step: int) -> dict[str, Tensor]:
@@ -114,7 +115,7 @@ def bits(zoo: Zoo, optimizer: Optimizer) -> list[Tensor]:
     """This rank's blocks of all weights and states, as whole numbers: 0.0 is not -0.0 here."""
     states = [optimizer.state[p][key] for p in zoo.parameters() for key in ("exp_avg", "exp_avg_sq", "step")]
     views = {4: torch.int32, 8: torch.int64}
-    return [local(t.detach()).view(views[t.element_size()]).clone() for t in [*zoo.parameters(), *states]]
+    return [local(t).detach().view(views[t.element_size()]).clone() for t in [*zoo.parameters(), *states]]
 
 
 def same(first: list[Tensor], second: list[Tensor]) -> bool:

@@ -78,7 +78,7 @@ def _language(cube: Cube) -> dict[str, float]:
     assert all(torch.equal(back[name], value) for name, value in untouched.items())
     assert back["head.weight"] is back["embed.weight"]
     for parameter in [*model.parameters(), *original.parameters()]:
-        local(parameter.detach()).sub_(local(parameter.grad), alpha=0.1)
+        local(parameter).detach().sub_(local(parameter.grad), alpha=0.1)
     restored = Language()
     restored.load_state_dict(full_state_dict(model, cube))
     trained = original.state_dict()
@@ -296,7 +296,7 @@ def _held_bytes(shape: Shape) -> tuple[int, int, int]:
     cube = Cube(*shape)
     original = Language()
     model = parallelize(original, cube, language_plan(PackedRows()))
-    blocks = [local(parameter.detach()) for parameter in model.parameters()]
+    blocks = [local(parameter).detach() for parameter in model.parameters()]
     held = sum(block.untyped_storage().nbytes() for block in blocks)
     needed = sum(block.numel() * block.element_size() for block in blocks)
     return held, needed, sum(parameter.numel() * 8 for parameter in original.parameters())

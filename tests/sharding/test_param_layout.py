@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
-from tensor3d.sharding.param_layout import as_parameter, copies, matrix, narrow, table, vector
+from tensor3d.sharding.param_layout import (
+    as_parameter,
+    copies,
+    detached,
+    matrix,
+    narrow,
+    table,
+    vector,
+    zeros_like,
+)
 from tests.ranks import run_ranks
 from tests.single_device_reference import full, name_of, ranks_of
 
@@ -47,8 +56,22 @@ def _drawn(shape: Shape) -> tuple[list[float], list[tuple[int, ...]]]:
     with mock.patch("torch.randn", spy):
         ours = made(cube)
     wanted = made(Cube.single())
-    assert all(isinstance(parameter, DTensor) for parameter in ours)
+    for parameter in ours:
+        _check_likes(parameter)
     return [float((full(a) - b.detach()).abs().max()) for a, b in zip(ours, wanted, strict=True)], sizes
+
+
+def _check_likes(parameter: nn.Parameter) -> None:
+    """What is laid as a parameter without an operator of DTensor lies as what its operators make."""
+    assert isinstance(parameter, DTensor)
+    for like in (detached(parameter), zeros_like(parameter)):
+        assert isinstance(like, DTensor)
+        assert not like.requires_grad
+        assert (like.shape, like.stride(), like.dtype) == (parameter.shape, parameter.stride(), parameter.dtype)
+        assert (like.device_mesh, like.placements) == (parameter.device_mesh, parameter.placements)
+        assert local(like).shape == local(parameter).shape
+    assert local(detached(parameter)).data_ptr() == local(parameter).data_ptr()
+    assert not local(zeros_like(parameter)).any()
 
 
 @pytest.mark.parametrize("shape", BOXES, ids=name_of)

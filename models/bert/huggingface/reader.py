@@ -404,7 +404,7 @@ class HFWeights(WeightSource):
         with reading(self._tensors) as read:
             for name, parameter in used.items():
                 found = [self._names[each] for each in sources[name]]
-                here, part = local(parameter), local_slices(parameter, cube)
+                here, part = local(parameter).detach(), local_slices(parameter, cube)
                 if len(found) == 1:
                     here.copy_(_read(read, found[0], part))
                     continue

@@ -120,7 +120,7 @@ class WeightSource(ABC):
             ValueError: a tensor is missing or of another shape, or cannot be read; with its name, on every rank.
         """
         whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
-        parameters = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+        parameters: dict[str, Tensor] = dict(whole.named_parameters())
         wanted = {part for name in parameters if (part := part_of(name)) is not None}
         found = tuple(head for head in self.heads if head in wanted)
         for head in set(LABELLED).intersection(found):
@@ -129,7 +129,7 @@ class WeightSource(ABC):
         try:
             left = self._fill(whole, used, cube)
         finally:
-            # Writing to the blocks of detached DTensors is not seen on the parameters, by which keepers of copies go.
+            # Writing to the blocks of DTensors is not seen on the parameters, by which keepers of copies go.
             torch.autograd.graph.increment_version(list(used.values()))
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
