@@ -46,12 +46,11 @@ SHOWN = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 EXTRAS = "pretrain,corpus,dev"
 # What depends on those libraries, in at most ten minutes on two cores.
 TIER = (
-    *("attention", "checkpoint", "distributed", "explain", "layers", "models", "ops", "optim"),
-    *("launch/test_local.py", "parallelize", "sharding"),
-    *("test_imports.py", "test_torch_private.py", "test_versions.py"),
+    *("attention", "batches", "checkpoint", "cost_model", "data", "distributed", "explain", "layers", "models", "ops"),
+    *("optim", "packing", "parallelize", "sharding", "testing", "launch/test_local.py"),
+    *("test_dtensors.py", "test_imports.py", "test_torch_private.py", "test_versions.py"),
     *("tools/bench/test_kernels.py", "tools/common/test_quick_help.py", "tools/convert", "tools/corpus/tokenizers"),
-    *("tools/predict", "tools/training/test_dry_step.py", "tools/training/test_profiling.py"),
-    *("tools/training/test_trainer.py",),
+    *("tools/finetune", "tools/gpt", "tools/predict", "tools/training"),
 )
 SELECTION = ("-m", "not slow and not long", "-n2", "--dist=loadscope", "--timeout=300", "-q", "--durations=60")
 
