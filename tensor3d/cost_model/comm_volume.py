@@ -243,10 +243,10 @@ def layer_norm(wire: CommModel, rows: int, face: Side = "z", *, forward_only: bo
     return forward if forward_only else together([forward, wire.summed((face,), 2 * own, wire.statistic)])
 
 
-def rms_norm(wire: CommModel, rows: int, face: Side = "z") -> Bytes:
+def rms_norm(wire: CommModel, rows: int, face: Side = "z", *, forward_only: bool = False) -> Bytes:
     """One number a row each way."""
-    own = rows // wire.size(other(face))
-    return wire.summed((face,), own, wire.statistic) + wire.summed((face,), own, wire.statistic)
+    one_way = wire.summed((face,), rows // wire.size(other(face)), wire.statistic)
+    return one_way if forward_only else one_way + one_way
 
 
 def select(wire: CommModel, rows: int, hidden: int, *, forward_only: bool = False) -> Bytes:
@@ -353,18 +353,22 @@ def transformer_layer(
     hidden: int,
     inner: int,
     *,
+    qkv: int | None = None,
     gated: bool = False,
     norms: int = 2,
+    rms: bool = False,
     pre_norm: bool = False,
     kept: Kept | Sequence[Kept] = False,
     recomputed: bool = False,
     chosen: int | None = None,
 ) -> Bytes:
-    """QKV, output, up, down and the LayerNorms; attention itself sends nothing.
+    """QKV, output, up, down and the norms; attention itself sends nothing.
 
     Args:
+        qkv: columns of queries, keys and values. Default: three times the hidden ones.
         gated: up is the product of a `GatedMLP3D`, with the gate.
-        norms: how many LayerNorms the layer has; the modern encoder's first has one.
+        norms: how many the layer has; the modern encoder's first has one.
+        rms: they are RMSNorms.
         pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
         kept: which gathered operands stay for backward: of all four products alike, or of QKV, output, up and down.
         recomputed: backward repeats the whole forward first.
@@ -372,7 +376,7 @@ def transformer_layer(
     """
     few = rows if chosen is None else chosen
     products: list[tuple[int, int, int, Side]] = [
-        (rows, hidden, 3 * hidden, "z"),
+        (rows, hidden, 3 * hidden if qkv is None else qkv, "z"),
         (few, hidden, hidden, "y"),
         (few, hidden, 2 * inner if gated else inner, "z"),
         (few, inner, hidden, "y"),
@@ -381,11 +385,12 @@ def transformer_layer(
     if pre_norm and norms == 2:
         normed[0] = rows
     parts = [block_products(wire, products, kept=kept)]
-    parts += [layer_norm(wire, m) for m in normed]
+    norm = rms_norm if rms else layer_norm
+    parts += [norm(wire, m) for m in normed]
     parts += [] if chosen is None else [select(wire, chosen, hidden)]
     if recomputed:
         parts.append(block_products(wire, products, forward_only=True))
-        parts += [layer_norm(wire, m, forward_only=True) for m in normed]
+        parts += [norm(wire, m, forward_only=True) for m in normed]
         parts += [] if chosen is None else [select(wire, chosen, hidden, forward_only=True)]
     return together(parts)
 

@@ -19,7 +19,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.autograd_function import out_of_graphs
-from tensor3d.ops.rotary import check_rotary, rotary
+from tensor3d.ops.rotary import check_rotary, rotary, rotary_of_parts
 from tensor3d.sharding.activation_layout import check_divides, in_batch
 from tensor3d.sharding.layout_checks import mark_alike
 
@@ -117,10 +117,14 @@ class Attention3D(nn.Module):
         return self.out(mixed)
 
     def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None) -> Tensor:
-        q, k, v = _parts(qkv)
         if self.rotary_base is not None:
-            check_cover(sequences, q.shape[0])  # before positions meet rows that are not theirs
-            q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
+            check_cover(sequences, qkv.shape[0])  # before positions meet rows that are not theirs
+        if self.rotary_base is not None and self.cube.speed.compile:
+            q, k, v = rotary_of_parts(qkv, sequences.positions, self.rotary_base, self.cube.regions)
+        else:
+            q, k, v = _parts(qkv)
+            if self.rotary_base is not None:
+                q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
         if queries is not None:
             check_queries(queries, q.shape[0])
             q = _asking(q, queries)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor3d.distributed.autograd_graph import asked_for
@@ -15,10 +14,10 @@ from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
-from tensor3d.ops.activations import Activation, biased, biased_backward
+from tensor3d.ops.activations import Activation, activated, biased, biased_backward, gated, gated_backward
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import draw_of, dropped, mask_of, scale_of
-from tensor3d.sharding.activation_layout import Face, check_divides
+from tensor3d.sharding.activation_layout import Face, check_divides, in_batch
 from tensor3d.sharding.param_layout import check_layout, local, vector
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -37,7 +36,7 @@ class _BiasActivation(Function):
         cube.ledger.forget_failed_passes()
         result = cube.regions(biased, x, local(bias), name)
         ctx.save_for_backward(result if name == "relu" else x, bias)
-        ctx.bias, ctx.name, ctx.cube, ctx.face = bias, name, cube, face
+        ctx.bias, ctx.activation, ctx.cube, ctx.face = bias, name, cube, face
         ctx.result_face, ctx.made = face, f"{name} of {bias.shape[0]} columns"
         return result
 
@@ -46,7 +45,7 @@ class _BiasActivation(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         saved, bias = ctx.saved_tensors
         cube = ctx.cube
-        dx, dbias = cube.regions(biased_backward, dy, saved, local(bias), ctx.name)
+        dx, dbias = cube.regions(biased_backward, dy, saved, local(bias), ctx.activation)
         if all(asked_for(ctx, ctx.bias)):
             cube.ledger.accumulate_grad(ctx.bias, CommHandle(dbias), cube.over(*vector(ctx.face).sum_over))
         return dx, None, None, None, None
@@ -77,6 +76,23 @@ class _AddDropped(Function):
 def _added(residual: Tensor, x: Tensor, draw: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
     kept = mask_of(draw, x)
     return residual + dropped(x, kept, scale), None if kept is draw else kept
+
+
+class _Gate(Function):
+    """activation(gate) * up of their product (M', 2I') on face y. Sends nothing; saves the product alone."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Tensor, name: Activation, cube: Cube) -> Tensor:
+        ctx.save_for_backward(fused)
+        ctx.activation, ctx.cube = name, cube
+        ctx.result_face, ctx.made = "y", f"a gate of {name}"
+        return cube.regions(gated, fused, name)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (fused,) = ctx.saved_tensors
+        return ctx.cube.regions(gated_backward, dy, fused, ctx.activation), None, None
 
 
 # --- The gated feed-forward block -------------------------------------------------------------------------------------
@@ -121,7 +137,8 @@ class GatedMLP3D(nn.Module):
             raise ValueError(f"activation must be one of {', '.join(get_args(GatedActivation))}. Got {activation!r}.")
         check_divides("hidden", hidden, cube, "z")
         check_divides("inner", inner, cube, "y")
-        self.activation = activation
+        self.activation: GatedActivation = activation
+        self.cube = cube
         reshard = reshard_after_forward
         self.gate_up = Linear3D(hidden, 2 * inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
         self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
@@ -129,9 +146,16 @@ class GatedMLP3D(nn.Module):
     @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
-        gate, up = self.gate_up(x).unflatten(-1, (-1, 2)).unbind(-1)  # (M/xz, I/y) each
-        opened = F.silu(gate) if self.activation == "silu" else F.gelu(gate)
-        return self.down(opened * up)
+        return self.down(self._opened(self.gate_up(x)))
+
+    def _opened(self, fused: Tensor) -> Tensor:
+        """activation(gate) * up of the product (M/xz, 2I/y): (M/xz, I/y) on face y."""
+        if self.cube.speed.compile and self.cube.regions.with_activations:
+            if fused.dim() == 3:
+                return in_batch(self._opened, fused, "GatedMLP3D")
+            return _Gate.apply(fused, self.activation, self.cube)
+        gate, up = fused.unflatten(-1, (-1, 2)).unbind(-1)
+        return activated(gate, self.activation) * up
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}"

@@ -14,7 +14,14 @@ from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, widened
+from tensor3d.layers.norm_kernels import (
+    add_and_norm,
+    combined_moments,
+    local_moments,
+    normalised,
+    rms_norm,
+    widened,
+)
 from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import drop
@@ -112,6 +119,8 @@ class RMSNorm3D(nn.Module):
             return in_batch(self.forward, x, "RMSNorm3D")
         _check_columns(x, self.hidden, self.cube, self.face, "RMSNorm3D")
         _check_values(self.face, self.cube, self.weight)
+        if self.cube.speed.compile:
+            return rms_norm(x, self.weight, self.cube, self.face, eps=self.eps)
         return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps)
 
     def extra_repr(self) -> str:

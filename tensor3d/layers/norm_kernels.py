@@ -1,4 +1,5 @@
-"""Sum, dropout and LayerNorm as one function, of a few regions: what `LayerNorm3D` is on a cube that compiles.
+"""Sum, dropout and LayerNorm as one function, of a few regions, and RMSNorm: what `LayerNorm3D` and `RMSNorm3D` are on
+a cube that compiles.
 
 M' rows of this rank, H columns of the cube, H' = H/face columns of this rank, n members of the face's axis
 """
@@ -240,3 +241,82 @@ def norm_alone_backward(
     means = g.mean(1, keepdim=True), (g * normal).mean(1, keepdim=True)
     dx = ((g - means[0] - normal * means[1]) * rstd).to(dy.dtype)
     return dx, None if kept is None else dropped(dx, kept, scale), (wide * normal).sum(0), wide.sum(0)
+
+
+# --- RMSNorm ----------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, *, eps: float) -> Tensor:
+    """RMSNorm of (M', H'). Sends and saves what `RMSNorm3D` does."""
+    return _RMSNormByRegions.apply(x, weight, cube, face, eps)
+
+
+class _RMSNormByRegions(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
+        cube.ledger.forget_failed_passes()
+        axis = cube.axis(face)
+        if axis.size == 1:
+            result, rrms = cube.regions(rms_alone, x, local(weight), eps)
+        else:
+            squares = all_reduce(cube.regions(row_squares, x), axis).wait()
+            result, rrms = cube.regions(rms_by, x, squares, local(weight), eps, axis.size)
+        ctx.save_for_backward(x, weight, rrms)
+        ctx.weight, ctx.cube, ctx.face = weight, cube, face
+        ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, weight, rrms = ctx.saved_tensors
+        cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
+        inputs = (dy, x, rrms, local(weight))
+        if axis.size == 1:
+            dx, dgain = cube.regions(rms_alone_backward, *inputs)
+        else:
+            sums, dgain = cube.regions(rms_sums, *inputs)
+            summing = all_reduce(sums, axis)
+        if all(asked_for(ctx, ctx.weight)):
+            cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), cube.over(*vector(ctx.face).sum_over))
+        if axis.size > 1:
+            dx = cube.regions(rms_input, *inputs, summing.wait(), axis.size)
+        return dx, None, None, None, None
+
+
+def row_squares(x: Tensor) -> Tensor:
+    """Over the own columns the sum of squares, (M', 1): a region, as all below."""
+    return widened(x).square().sum(1, keepdim=True)
+
+
+def rms_by(x: Tensor, squares: Tensor, gain: Tensor, eps: float, members: int) -> tuple[Tensor, Tensor]:
+    """RMSNorm by all members' sums of squares, (M', 1); with it 1/sqrt(mean of squares)."""
+    rrms = (squares / (x.shape[1] * members) + eps).rsqrt()
+    return (widened(x) * rrms * gain).to(x.dtype), rrms
+
+
+def rms_alone(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Both of the above, where one member has all columns."""
+    wide = widened(x)
+    rrms = (wide.square().mean(1, keepdim=True) + eps).rsqrt()
+    return (wide * rrms * gain).to(x.dtype), rrms
+
+
+def rms_sums(dy: Tensor, x: Tensor, rrms: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Over the own columns the sum of dy * gain * normal, (M', 1), and the gradient of gain."""
+    wide, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
+    return (wide * gain * normal).sum(1, keepdim=True).to(rrms.dtype), (wide * normal).sum(0)
+
+
+def rms_input(dy: Tensor, x: Tensor, rrms: Tensor, gain: Tensor, sums: Tensor, members: int) -> Tensor:
+    """The gradient of x, by the sums over all members' columns."""
+    mean = sums / (x.shape[1] * members)
+    return ((dy.to(rrms.dtype) * gain - x.to(rrms.dtype) * rrms * mean) * rrms).to(dy.dtype)
+
+
+def rms_alone_backward(dy: Tensor, x: Tensor, rrms: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of the above, where one member has all columns."""
+    wide, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
+    g = wide * gain
+    mean = (g * normal).mean(1, keepdim=True)
+    return ((g - normal * mean) * rrms).to(dy.dtype), (wide * normal).sum(0)

@@ -32,17 +32,32 @@ def biased(x: Tensor, bias: Tensor, name: Activation) -> Tensor:
     return activated(x + bias.to(x.dtype), name)
 
 
+def gated(fused: Tensor, name: Activation) -> Tensor:
+    """function(gate) * up of `fused` (rows, 2 * columns), gate and up in turn: (rows, columns), a region."""
+    gate, up = fused.unflatten(1, (-1, 2)).unbind(2)
+    return activated(gate, name) * up
+
+
+def gated_backward(dy: Tensor, fused: Tensor, name: Activation) -> Tensor:
+    """The gradient of `fused`: a region."""
+    gate, up = fused.unflatten(1, (-1, 2)).unbind(2)
+    return torch.stack([_backward(dy * up, gate, name), dy * activated(gate, name)], 2).flatten(1)
+
+
 def biased_backward(dy: Tensor, saved: Tensor, bias: Tensor, name: Activation) -> tuple[Tensor, Tensor]:
     """The gradients of x and bias: a region.
 
     Args:
         saved: x; of relu, its result.
     """
-    if name == "relu":
-        dx = torch.ops.aten.threshold_backward(dy, saved, 0)  # chosen, not multiplied: dy may be infinite
-    elif name == "silu":
-        dx = torch.ops.aten.silu_backward(dy, saved + bias.to(saved.dtype))
-    else:
-        approximate = "tanh" if name == "gelu_tanh" else "none"
-        dx = torch.ops.aten.gelu_backward(dy, saved + bias.to(saved.dtype), approximate=approximate)
+    dx = _backward(dy, saved if name == "relu" else saved + bias.to(saved.dtype), name)
     return dx, dx.sum(0, dtype=bias.dtype)
+
+
+def _backward(dy: Tensor, x: Tensor, name: Activation) -> Tensor:
+    """The gradient of x, of which relu's result says as much."""
+    if name == "relu":
+        return torch.ops.aten.threshold_backward(dy, x, 0)  # chosen, not multiplied: dy may be infinite
+    if name == "silu":
+        return torch.ops.aten.silu_backward(dy, x)
+    return torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if name == "gelu_tanh" else "none")

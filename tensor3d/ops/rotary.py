@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
+from tensor3d.ops.compiled_regions import CompiledRegions
 
 
 @out_of_graphs
@@ -65,10 +66,78 @@ class _Rotary(Function):
 
 
 def _turned(x: Tensor, positions: Tensor, base: float, direction: float) -> Tensor:
-    dim = x.shape[-1]
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=x.device) / dim
-    angles = positions.float()[:, None] * (1.0 / base**exponents)  # (T, d/2)
+    cos, sin = cos_and_sin(positions.unsqueeze(1), base, x.shape[-1])
+    return _turn(x, cos.unsqueeze(1), sin.unsqueeze(1) * direction)
+
+
+def cos_and_sin(positions: Tensor, base: float, d: int) -> tuple[Tensor, Tensor]:
+    """Of the angles of positions (T, 1): fp32 (T, d/2) each. A region."""
+    exponents = torch.arange(0, d, 2, dtype=torch.float32, device=positions.device) / d
+    angles = positions.float() * (1.0 / base**exponents)
+    return angles.cos(), angles.sin()
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.cos().to(wide)[:, None], angles.sin().to(wide)[:, None] * direction
+    cos, sin = cos.to(wide), sin.to(wide)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+# --- Queries, keys and values of one product at once, of a few regions ------------------------------------------------
+
+
+@out_of_graphs
+def rotary_of_parts(
+    qkv: Tensor, positions: Tensor, base: float, regions: CompiledRegions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`rotary` of the queries and keys that lie in the product of an attention, and its values as they are: on a cube
+    that compiles. Saved for backward: `positions`.
+
+    Args:
+        qkv: (T, g, h/g + 2, d): of each head of keys its heads of queries, k and v.
+
+    Returns:
+        q (T, h, d), k and v (T, g, d).
+    """
+    check_rotary(qkv.shape[-1], base)
+    return _RotaryOfParts.apply(qkv, positions, base, regions)
+
+
+class _RotaryOfParts(Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, positions: Tensor, base: float, regions: CompiledRegions) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(positions)
+        ctx.base, ctx.regions, ctx.shape = base, regions, qkv.shape[1:]
+        angles = regions(cos_and_sin, positions.unsqueeze(1), base, qkv.shape[3])
+        parts = regions(turned_parts, qkv.flatten(1), *angles, qkv.shape[2])
+        return tuple(part.unflatten(1, (-1, qkv.shape[3])) for part in parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (positions,) = ctx.saved_tensors
+        angles = ctx.regions(cos_and_sin, positions.unsqueeze(1), ctx.base, ctx.shape[2])
+        flat = ctx.regions(turned_back, *(each.flatten(1) for each in gradients), *angles, ctx.shape[1])
+        return flat.unflatten(1, ctx.shape), None, None, None
+
+
+def turned_parts(qkv: Tensor, cos: Tensor, sin: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of (T, g * parts * d) turned queries (T, h * d), turned keys and values (T, g * d): a region."""
+    q, k, v = qkv.unflatten(1, (-1, parts, 2 * cos.shape[1])).split([parts - 2, 1, 1], 2)
+    cos, sin = cos[:, None, None], sin[:, None, None]
+    return _turn_in_kernel(q, cos, sin).flatten(1), _turn_in_kernel(k, cos, sin).flatten(1), v.clone().flatten(1)
+
+
+def turned_back(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, parts: int) -> Tensor:
+    """The gradient of their product, (T, g * parts * d): a region."""
+    d = 2 * cos.shape[1]
+    q, k, v = dq.unflatten(1, (-1, parts - 2, d)), dk.unflatten(1, (-1, 1, d)), dv.unflatten(1, (-1, 1, d))
+    cos, sin = cos[:, None, None], -sin[:, None, None]
+    return torch.cat([_turn_in_kernel(q, cos, sin), _turn_in_kernel(k, cos, sin), v], 2).flatten(1)
+
+
+def _turn_in_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As `_turn`. What is put together has the type of x, of which Inductor writes nothing down in between."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([(first * cos - second * sin).to(x.dtype), (second * cos + first * sin).to(x.dtype)], -1)

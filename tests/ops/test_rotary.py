@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from tensor3d import Sequences
-from tensor3d.ops.rotary import rotary
+from tensor3d.ops.compiled_regions import CompiledRegions
+from tensor3d.ops.rotary import rotary, rotary_of_parts
+from tests.single_device_reference import CPU
 
 
 def by_complex_numbers(x: Tensor, positions: Tensor, base: float) -> Tensor:
@@ -65,6 +67,27 @@ def test_bf16_is_turned_in_fp32() -> None:
     got = rotary(x, positions)
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, rotary(x.float(), positions).bfloat16())
+
+
+@pytest.mark.parametrize("each", [1, 3], ids=["a head of keys each", "grouped"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_parts_of_one_product_are_turned_as_one_by_one(each: int, dtype: torch.dtype) -> None:
+    """Forward and backward; values stay, and only positions are saved."""
+    groups, d, positions = 2, 6, Sequences.from_lengths([5, 1, 34]).positions
+    product = torch.randn(40, groups, each + 2, d).to(dtype).requires_grad_()
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        got = rotary_of_parts(product, positions, 500.0, CompiledRegions(False, CPU))
+    assert [t.data_ptr() for t in saved] == [positions.data_ptr()]
+    twin = product.detach().clone().requires_grad_()
+    q, k, v = twin.split([each, 1, 1], 2)
+    wanted = [rotary(q.flatten(1, 2), positions, 500.0), rotary(k.squeeze(2), positions, 500.0), v.squeeze(2)]
+    assert [(part.shape, part.dtype) for part in got] == [(part.shape, dtype) for part in wanted]
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+    directions = [torch.randn(part.shape).to(dtype) for part in wanted]
+    torch.autograd.backward(got, directions)
+    torch.autograd.backward(wanted, directions)
+    torch.testing.assert_close(product.grad, twin.grad)
 
 
 def test_positions_start_again_in_each_sequence() -> None:
