@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from tensor3d import CubeShape
+from tensor3d.layers.mlp import GatedActivation
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
-Family = Literal["bert", "roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "distilbert", "electra", "modernbert"]
-"""Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT's is the modern one."""
-Pooling = Literal["cls", "mean"]
+Family = Literal[
+    "bert", "roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "distilbert", "electra", "modernbert", "eurobert"
+]
+"""Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
+modern one."""
+Pooling = Literal["cls", "mean", "late"]
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")
-WITHOUT_TYPES = ("distilbert", "modernbert")
+WITHOUT_TYPES = ("distilbert", "modernbert", "eurobert")
 """Families whose tokens have no types."""
-_MODERN_ONLY = ("window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
+_MODERN_ONLY = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
+_POOLINGS: Mapping[str, tuple[Pooling, ...]] = MappingProxyType(
+    {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}
+)
+"""What classifiers of texts may look at; of other families [CLS]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,9 @@ class BertConfig:
     """Columns of a hidden state."""
     heads: int
     """Attention heads of a layer; divides hidden."""
+    kv_heads: int | None = None
+    """Of the modern encoder: heads of keys and values; divides heads (grouped-query attention, Ainslie et al. 2023,
+    arXiv 2305.13245). Default: as many as heads."""
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder, whose MLP has three matrices instead of two,
     8/3 * hidden in whole 64s (Shazeer 2020, arXiv 2002.05202)."""
@@ -48,8 +61,8 @@ class BertConfig:
     """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
     padding and one more."""
     types: int = 2
-    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT and
-    ModernBERT have 0."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT, ModernBERT
+    and EuroBERT have 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -57,7 +70,8 @@ class BertConfig:
     attention_out_dropout: float | None = None
     """Of the modern encoder: probability, of what attention's output projection gives. Default: dropout."""
     activation: Activation = "gelu"
-    """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu"."""
+    """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
+    is "silu" or "gelu"."""
     norm: Literal["post", "pre"] = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder and XLM-RoBERTa-XL are always
     "pre"."""
@@ -67,7 +81,7 @@ class BertConfig:
     """Standard deviation of initial weights."""
     family: Family = "bert"
     """Whose heads stand on the encoder, and whose names it has in Hugging Face's library. "modernbert" has the modern
-    one; "bert" may have either."""
+    one, "eurobert" too, with RMSNorm; "bert" may have either."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
@@ -79,14 +93,17 @@ class BertConfig:
     next_sentence: bool = True
     """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
     tied: bool = True
-    """The masked-LM head's decoder is the embedding of tokens. Else it has a weight of its own, of the same shape."""
+    """The masked-LM head's decoder is the embedding of tokens. Else it has a weight of its own, of the same shape, as
+    EuroBERT's always has."""
     local_rotary_base: float | None = None
     """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
     pooling: Pooling = "cls"
-    """Of ModernBERT: what classifiers of texts look at, the state of [CLS] or the mean of all tokens'."""
+    """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT and EuroBERT.
+    "late", of EuroBERT: the head looks at each token, and the mean of all is its answer."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "embedding", "vocab", "positions", "inner", "window", "global_every"):
+        sizes = ("layers", "hidden", "heads", "kv_heads", "embedding", "vocab", "positions", "inner", "window")
+        for name in (*sizes, "global_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
@@ -113,14 +130,14 @@ class BertConfig:
         if self.family in WITHOUT_TYPES and self.types:
             raise ValueError(f'family="{self.family}" has no token types. Got types={self.types}. Set types = 0.')
         if self.family not in WITHOUT_TYPES and self.types < 1:
-            known = " and ".join(f'"{each}"' for each in WITHOUT_TYPES)
-            raise ValueError(f"types must be at least 1, but of family={known}. Got {self.types}.")
+            known = ", ".join(f'"{each}"' for each in WITHOUT_TYPES)
+            raise ValueError(f"types must be at least 1, but of the families {known}. Got {self.types}.")
         if self.pooling not in get_args(Pooling):
-            raise ValueError(f'pooling must be "cls" or "mean". Got {self.pooling!r}.')
-        if self.pooling != "cls" and self.family != "modernbert":
+            raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {self.pooling!r}.")
+        if self.pooling not in _POOLINGS.get(self.family, ("cls",)):
+            known = " and ".join(f'"{family}"' for family, each in _POOLINGS.items() if self.pooling in each)
             raise ValueError(
-                f'pooling belongs to family="modernbert". Got pooling="{self.pooling}" with family={self.family!r}. '
-                "Leave it out."
+                f'pooling="{self.pooling}" belongs to family={known}. Got family={self.family!r}. Leave it out.'
             )
         lowest = 1 if self.family in _ROBERTA else 0
         if self.first_position < lowest or (self.first_position and not lowest):
@@ -136,8 +153,10 @@ class BertConfig:
             )
 
     def _check_classic(self) -> None:
-        if self.family == "modernbert":
-            raise ValueError('family="modernbert" has encoder="modern". Got encoder="classic". Set encoder = "modern".')
+        if self.family in ("modernbert", "eurobert"):
+            raise ValueError(
+                f'family="{self.family}" has encoder="modern". Got encoder="classic". Set encoder = "modern".'
+            )
         if self.family == "xlm-roberta-xl" and self.norm != "pre":
             raise ValueError(
                 f'family="xlm-roberta-xl" has its norms before each block. Got norm={self.norm!r}. Set norm = "pre".'
@@ -150,11 +169,13 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
-        if self.family not in ("bert", "modernbert"):
+        if self.family not in ("bert", "modernbert", "eurobert"):
             raise ValueError(
                 f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
             )
-        if self.activation != "gelu":
+        if self.family == "eurobert":
+            self._check_eurobert()
+        elif self.activation != "gelu":
             raise ValueError(
                 f'activation belongs to encoder="classic". Got {self.activation!r} with encoder="modern", whose gate '
                 "is GELU. Leave it out."
@@ -182,6 +203,41 @@ class BertConfig:
                     f"{name}={getattr(self, name)} {what}, but there is no window. Set window, or leave {name} out."
                 )
 
+        if self.kv_heads is not None and self.family == "modernbert":
+            raise ValueError(
+                f'family="modernbert" has as many heads of keys as of queries. Got kv_heads={self.kv_heads}. '
+                "Leave it out."
+            )
+        if self.heads % self.key_heads:
+            raise ValueError(f"kv_heads must divide heads={self.heads}. Got {self.kv_heads}.")
+
+    def _check_eurobert(self) -> None:
+        if self.activation not in get_args(GatedActivation):
+            raise ValueError(
+                f'family="eurobert" has a gate of {" or ".join(get_args(GatedActivation))}. Got activation='
+                f"{self.activation!r}."
+            )
+        if self.tied:
+            raise ValueError(
+                'family="eurobert" has a masked-LM head that is a decoder of its own and nothing else. Got tied=True. '
+                "Set tied = false."
+            )
+        if self.window is not None:
+            raise ValueError(
+                f'family="eurobert" has no window: all layers see whole sequences. Got window={self.window}. Leave it '
+                "out."
+            )
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of queries, keys and values together."""
+        return (self.heads + 2 * self.key_heads) * self.head_dim
+
     @property
     def inner_size(self) -> int:
         if self.inner is not None:
@@ -206,8 +262,23 @@ class BertConfig:
 
     @property
     def has_embedding_norm(self) -> bool:
-        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's do not."""
-        return self.family != "xlm-roberta-xl"
+        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's and EuroBERT's do not."""
+        return self.family not in ("xlm-roberta-xl", "eurobert")
+
+    @property
+    def has_rms_norm(self) -> bool:
+        """Whether norms are RMSNorm, not LayerNorm."""
+        return self.family == "eurobert"
+
+    @property
+    def has_decoder_alone(self) -> bool:
+        """Whether the masked-LM head is a projection without anything before it and without a bias."""
+        return self.family == "eurobert"
+
+    def has_attention_norm(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, has a norm before or after its attention: not the first one of a modern
+        encoder whose embeddings end with one."""
+        return layer > 0 or self.encoder == "classic" or not self.has_embedding_norm
 
     @property
     def embedding_size(self) -> int:
@@ -230,7 +301,11 @@ class BertConfig:
 
     @property
     def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
-        return "relu" if self.family == "distilbert" else "gelu" if self.family == "electra" else "tanh"
+        return "relu" if self.family == "distilbert" else "gelu" if self.family in ("electra", "eurobert") else "tanh"
+
+    @property
+    def has_pooler_bias(self) -> bool:
+        return self.bias or self.family == "eurobert"
 
     @property
     def has_prediction_head(self) -> bool:
@@ -279,7 +354,7 @@ class BertConfig:
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
-        shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size)
+        shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size, kv_heads=self.kv_heads)
         for axis, size in (("y", shape.y), ("z", shape.z)):
             if self.embedding_size % size:
                 raise ValueError(

@@ -22,7 +22,7 @@ from tensor3d import Cube, all_reduce_replicated, local_rows, select
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.layers.attention import Recompute
-from tensor3d.sharding.activation_layout import gather_over
+from tensor3d.sharding.activation_layout import Face, gather_over
 from tensor3d.sharding.redistribute import sum_rows
 
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
@@ -92,12 +92,13 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
     return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
 
 
-def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube) -> Tensor:
+def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube, face: Face = "z") -> Tensor:
     """(C/y, H/z) on face z, of the type of h: the mean of the hidden states of each text of the plane, in the order of
     `batch.first`; 0 in unused slots. Sends what `sum_rows` sends.
 
     Args:
         h: (M/xy, H/z) on face z, of all rows.
+        face: of h and of the result; on face y, y and z change places.
     """
     first, rows = batch.first, batch.ids.shape[0]
     starts = torch.where(first < 0, rows, first)  # ascending, unused ones behind all
@@ -106,8 +107,8 @@ def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube) -> Tensor:
     used = (batch.positions > 0) | (begins > 0)  # the unused tail of a pack is nobody's
     tokens = first.new_zeros(len(first)).index_add(0, owner.clamp(min=0), used.long())
     owner = torch.where(used, owner, -1)
-    sums = sum_rows(h, owner, len(first), cube)
-    return (sums / local_rows(tokens.clamp(min=1), cube, "z").unsqueeze(1)).to(h.dtype)
+    sums = sum_rows(h, owner, len(first), cube, face)
+    return (sums / local_rows(tokens.clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
 
 
 # --- What vectors learn from ------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tensor3d import (
     Linear3D,
     LookupEmbedding3D,
     Projection3D,
+    RMSNorm3D,
     SmallHead3D,
     TransformerLayer3D,
     all_reduce_replicated,
@@ -53,6 +54,9 @@ from tensor3d.ops.activations import activated
 # As there, the first layer has no norm before its attention, for the embeddings end with one; and with a window, every
 # n-th layer sees whole sequences, beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65`
 # here. `family="modernbert"` is all of it: no token types, a rotary base of local layers, heads without a pooler.
+# `family="eurobert"` (Boizard et al. 2025, arXiv 2503.05500, §2.1) is a decoder's layer that sees all tokens, as of
+# Llama 3: RMSNorm before both blocks of every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the
+# embeddings.
 
 
 def modern_layer(
@@ -84,21 +88,34 @@ def modern_layer(
         reshard_after_forward=reshard_after_forward,
         rotary_base=config.rotary_base_of(number),
         window=config.window_of(number),
+        kv_heads=config.kv_heads,
     )
     mlp = GatedMLP3D(
-        config.hidden, cube, config.inner_size, "gelu", std=config.std, reshard_after_forward=reshard_after_forward
+        config.hidden,
+        cube,
+        config.inner_size,
+        "silu" if config.activation == "silu" else "gelu",
+        std=config.std,
+        reshard_after_forward=reshard_after_forward,
     )
     out_dropout = config.attention_out_dropout
     return Block3D(
         attention,
-        nn.Identity() if number == 0 else LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
+        norm_of(config, cube) if config.has_attention_norm(number) else nn.Identity(),
         mlp,
-        LayerNorm3D(config.hidden, cube, eps=config.eps, bias=False),
+        norm_of(config, cube),
         norm="pre",
         dropout=Dropout3D(config.dropout, cube),
         attention_out_dropout=None if out_dropout is None else Dropout3D(out_dropout, cube),
         recompute=recompute,
     )
+
+
+def norm_of(config: BertConfig, cube: Cube) -> LayerNorm3D | RMSNorm3D:
+    """A norm of hidden states, on face z."""
+    if config.has_rms_norm:
+        return RMSNorm3D(config.hidden, cube, eps=config.eps)
+    return LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
 
 
 # --- A micro-batch of a given size without any text, for a model that is to be looked at and not to be trained --------
@@ -276,7 +293,7 @@ class BertModel(Pretrained):
         # A residual stream that no LayerNorm has closed needs one at the end.
         self.final_norm = None
         if config.pre_norm:
-            self.final_norm = LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
+            self.final_norm = norm_of(config, cube)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """One plane's micro-batch to hidden states (M/xy, H/z) on face z; of the read rows alone (U/y, H/z).
@@ -326,25 +343,36 @@ class PredictionHead(nn.Module):
         return result
 
 
-class MaskedLMHead(PredictionHead):
+class MaskedLMHead(nn.Module):
     """Logits over the vocabulary for chosen rows: dense, activation, LayerNorm, and a projection that is the embedding
-    of tokens, or has a weight of its own (`BertConfig.tied`)."""
+    of tokens, or has a weight of its own (`BertConfig.tied`). EuroBERT's is the projection alone."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
-        super().__init__(config, cube)
+        super().__init__()
+        self.cube, self.activation = cube, config.head_activation
+        self.dense = self.norm = None
+        if not config.has_decoder_alone:
+            before = PredictionHead(config, cube)
+            self.dense, self.norm = before.dense, before.norm
         self.projection = Projection3D(
-            config.embedding_size, config.vocab, cube, bias=True, std=config.std, holds_weight=not config.tied
+            config.embedding_size,
+            config.vocab,
+            cube,
+            bias=not config.has_decoder_alone,
+            std=config.std,
+            holds_weight=not config.tied,
         )
 
-    def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:  # type: ignore[override]
+    def forward(self, h: Tensor, rows: Tensor, word_embedding: nn.Parameter) -> Tensor:
         """Rows (R/x,) of the plane to logits (R/xz, V/y) on face y.
 
         Args:
             word_embedding: the embedding of tokens (V, H); a projection with a weight of its own does not look at it.
         """
-        chosen = super().forward(select(h, rows, self.cube))  # (R/xz, H/y) on face y
-        tied = word_embedding if self.projection.tied else None
-        return self.projection(redistribute(chosen, self.cube, to="z"), tied)
+        chosen = select(h, rows, self.cube)  # (R/xy, H/z) on face z
+        if self.dense is not None and self.norm is not None:
+            chosen = redistribute(self.norm(activated(self.dense(chosen), self.activation)), self.cube, to="z")
+        return self.projection(chosen, word_embedding if self.projection.tied else None)
 
 
 class Pooler(nn.Module):
@@ -358,7 +386,7 @@ class Pooler(nn.Module):
             config.hidden,
             cube,
             "z",
-            config.bias,
+            config.has_pooler_bias,
             std=config.std,
             reshard_after_forward=kept_for_heads(cube),
         )
@@ -366,7 +394,11 @@ class Pooler(nn.Module):
     def forward(self, h: Tensor, rows: Tensor, dropout: nn.Module | None = None) -> Tensor:
         """`dropout`: of [CLS], before the dense layer."""
         chosen = select(h, rows, self.cube)
-        dense = self.dense(chosen if dropout is None else dropout(chosen))
+        return self.of_rows(chosen if dropout is None else dropout(chosen))
+
+    def of_rows(self, h: Tensor) -> Tensor:
+        """What is made of each row: (R/xy, H/z) on face z to (R/xz, H/y) on face y."""
+        dense = self.dense(h)
         return torch.tanh(dense) if self.activation == "tanh" else activated(dense, self.activation)
 
 

@@ -71,10 +71,14 @@ class BertForSequenceClassification(PretrainedClassifier):
 
     def _vectors(self, h: Tensor, batch: PackedBatch) -> Tensor:
         """(C/xz, H/y) on face y."""
-        if not self.config.has_prediction_head:
-            return self.pooler(h, batch.first, self.dropout if self.config.has_dropout_before_pooler else None)
-        mean = self.config.pooling == "mean"
-        return self.prediction_head(mean_of_texts(h, batch, self.cube) if mean else select(h, batch.first, self.cube))
+        if self.config.pooling == "late":  # the mean of the classifier's answers is its answer to the mean
+            return mean_of_texts(self.pooler.of_rows(h), batch, self.cube, "y")
+        if self.config.pooling == "mean":
+            mean = mean_of_texts(h, batch, self.cube)
+            return self.prediction_head(mean) if self.config.has_prediction_head else self.pooler.of_rows(mean)
+        if self.config.has_prediction_head:
+            return self.prediction_head(select(h, batch.first, self.cube))
+        return self.pooler(h, batch.first, self.dropout if self.config.has_dropout_before_pooler else None)
 
     def logits_of_texts(self, laid: TextBatch) -> Tensor:
         """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensor3d import MLP3D, Cube, ExecutionPolicy, LayerNorm3D, Sequences, TransformerLayer3D, gather, shard
 from tensor3d.distributed.cube_shape import CubeShape
-from tensor3d.layers.mlp import add_dropped
+from tensor3d.layers.mlp import GatedMLP3D, add_dropped
 from tensor3d.ops.activations import Activation, activated, biased_backward
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.dropout import drop, gain_of, keep_mask
@@ -40,7 +40,14 @@ def _models(shape: Shape) -> dict[str, float]:
     """Sums and gradients of BERT on both cubes."""
     torch.set_default_dtype(torch.float64)
     errors: dict[str, float] = {}
-    for changes in ({"activation": "gelu_tanh"}, {"norm": "pre", "activation": "relu"}, {"encoder": "modern"}):
+    eurobert = {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False}
+    cases: tuple[dict[str, Any], ...] = (
+        {"activation": "gelu_tanh"},
+        {"norm": "pre", "activation": "relu"},
+        {"encoder": "modern"},
+        {**eurobert, "kv_heads": 4},
+    )
+    for changes in cases:
         eager = Cube(*shape)
         wanted, got = (sums_and_gradients(cube, changes, {}) for cube in (eager, fused(eager)))
         errors |= {f"{changes} {name}": error(got[name], wanted[name]) for name in wanted}
@@ -176,6 +183,29 @@ def test_dropout_draws_what_it_draws_without_regions(norm: Literal["post", "pre"
         layer = TransformerLayer3D(64, 8, cube, dropout=0.3, attention_dropout=0.3, norm=norm).double()
         found.append(layer(x, sequences))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_of_one_goes_through_regions_too() -> None:
+    layer, x = MLP3D(8, fused(Cube.single()), 12), torch.randn(6, 8)
+    assert torch.equal(layer(x.unsqueeze(0)), layer(x).unsqueeze(0))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_gate_keeps_its_product_alone(activation: Literal["silu", "gelu"]) -> None:
+    """And not the activation's result beside it; its gradient is autograd's."""
+    rows, inner, found, gradients = 6, 10, [], []
+    x = torch.randn(rows, 8, dtype=torch.float64)
+    for cube in (Cube.single(), fused(Cube.single())):
+        cube.manual_seed(3)
+        layer, own = GatedMLP3D(8, cube, inner, activation, std=0.5).double(), x.clone().requires_grad_()
+        found.append(saved_bytes(partial(layer, own)))
+        layer(own).square().sum().backward()
+        gradients.append([own.grad, *(parameter.grad for parameter in layer.parameters())])
+        batched = layer(x.unsqueeze(0))
+        assert torch.equal(batched, layer(x).unsqueeze(0))
+    assert found[0] - found[1] == 8 * rows * inner
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("changes", [{"norm": "post"}, {"norm": "pre"}, {"activation": "relu"}], ids=str)

@@ -30,6 +30,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"activation": "silu"}, {"recompute": "layer"}),
     ({"activation": "relu"}, {"recompute": "attention"}),
     ({"encoder": "modern"}, {}),
+    (
+        {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False, "kv_heads": 4},
+        {"recompute": "attention"},
+    ),
 ]
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4, torch.bfloat16: 8e-2}
 # Each type once, and a cut along y and along z; in fp64 all models.

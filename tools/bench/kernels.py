@@ -294,11 +294,13 @@ def _models(config: BertConfig) -> list[Callable[[Cube], nn.Module]]:
     sizes: dict[str, Any] = {"hidden": hidden, "heads": heads, "dropout": dropout}
     # Two layers: its first one has a norm less.
     modern = BertConfig(layers=2, vocab=vocab, encoder="modern", attention_dropout=0.0, **sizes)
+    eurobert = replace(modern, family="eurobert", activation="silu", types=0, tied=False)
     electra = replace(config, family="electra", next_sentence=False)
     return [
         partial(BertForPreTraining, config),
         partial(BertForPreTraining, replace(config, norm="pre")),
         partial(BertForPreTraining, modern),
+        partial(BertForPreTraining, eurobert),
         partial(ElectraForPreTraining, electra, ReplacedTokens(generator_size=1.0)),
         partial(Gpt, GptConfig(layers=1, vocab=vocab, **sizes)),
         partial(Vit, VitConfig(layers=1, **sizes)),

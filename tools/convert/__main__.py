@@ -28,6 +28,7 @@ from models.bert.huggingface.param_names import BUFFERS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
+from tensor3d.data.masking import SpecialTokens
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import nearest
 from tensor3d.sharding.activation_layout import Face
@@ -229,6 +230,14 @@ def check_is_library(folder: Path) -> None:
         raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder. Name one, with all of its files.")
 
 
+def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
+    """What the config.json says of tokens; the library's EuroBERT has ids of its own tokenizer by default."""
+    ids = {"pad_token_id": special.pad}
+    if config.family == "eurobert":
+        ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep, "mask_token_id": special.mask}
+    return ids
+
+
 def _keep_sentences(source: Path, draft: Path) -> None:
     """Copies what says how a sentence's vector is made, where it is known."""
     for name in sentence_files(source):
@@ -340,14 +349,14 @@ class ToHuggingFace(CubeCommand):
         """The same, on processes that are connected."""
         weights = run_on_all_ranks(cube, self.weights)
         model, _ = parts_of(weights, cube)
-        pad = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special.pad
+        special = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special
         with new_folder(self.output, cube) as draft:
             written = export_huggingface(
                 model,
                 cube,
                 draft,
                 heads=self.heads,
-                settings=weights.settings or {"pad_token_id": pad},
+                settings=weights.settings or _token_ids(weights.config, special),
                 labels=weights.labels,
                 problem=weights.problem,
                 dtype=self.dtype or _type_of(weights),

@@ -50,7 +50,8 @@ class PlanCommand:
 
     model: str = "large"
     """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, xlm-roberta-xl,
-    xlm-roberta-xxl, modernbert-base or modernbert-large; sizes below replace the preset's."""
+    xlm-roberta-xxl, modernbert-base, modernbert-large, eurobert-210m, eurobert-610m or eurobert-2.1b; sizes below
+    replace the preset's."""
     model_folder: Path | None = None
     """Instead of a preset, the sizes of a model's folder: a Hugging Face folder, a run, or what tools.convert has
     written. Its weights are not read."""

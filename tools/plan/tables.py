@@ -34,6 +34,11 @@ _MODERN: dict[str, Any] = {
     **{"window": 65, "global_every": 3, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
     **{"dropout": 0.0, "attention_dropout": 0.0, "attention_out_dropout": 0.1},
 }
+_EURO: dict[str, Any] = {
+    **{"family": "eurobert", "encoder": "modern", "types": 0, "vocab": 128256, "positions": 8192, "eps": 1e-5},
+    **{"activation": "silu", "rotary_base": 250_000.0, "tied": False, "pooling": "late"},
+    **{"dropout": 0.0, "attention_dropout": 0.0},
+}
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
         **PRESETS,
@@ -49,6 +54,10 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         # Warner et al. 2024, arXiv 2412.13663.
         "modernbert-base": BertConfig(layers=22, hidden=768, heads=12, inner=1152, **_MODERN),
         "modernbert-large": BertConfig(layers=28, hidden=1024, heads=16, inner=2624, **_MODERN),
+        # Boizard et al. 2025, arXiv 2503.05500.
+        "eurobert-210m": BertConfig(layers=12, hidden=768, heads=12, inner=3072, **_EURO),
+        "eurobert-610m": BertConfig(layers=26, hidden=1152, heads=18, kv_heads=6, inner=4096, **_EURO),
+        "eurobert-2.1b": BertConfig(layers=32, hidden=2304, heads=18, kv_heads=6, inner=6144, **_EURO),
     }
 )
 _MOST_LAYERS = 10_000  # each is gone through, for every box

@@ -129,10 +129,13 @@ class ModelConfig:
     """Columns of a hidden state, instead of the preset's."""
     heads: int | None = None
     """Attention heads, instead of the preset's."""
+    kv_heads: int | None = None
+    """Modern encoder alone: heads of keys and values, each of which serves heads / kv_heads heads of queries. Default:
+    as many as heads."""
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder 8/3 * hidden in whole 64s."""
     encoder: Literal["classic", "modern"] = "classic"
-    """BERT's layers, or rotary positions, GeGLU, LayerNorm before each block and no bias."""
+    """BERT's layers, or rotary positions, a gated MLP, norms before each block and no bias."""
     window: int | None = None
     """Modern encoder alone: tokens of local layers see those less than this far away. Default: all layers see all."""
     global_every: int | None = None
@@ -142,7 +145,7 @@ class ModelConfig:
     local_rotary_base: float | None = None
     """With a window: the same of layers that have it. Default: rotary_base."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """Classic encoder alone: inside the MLP and the masked-LM head."""
+    """Classic encoder: inside the MLP and the masked-LM head. EuroBERT: of the gate, "silu" or "gelu"."""
     eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
@@ -160,17 +163,18 @@ class ModelConfig:
     that its folder will say it takes. Default: data.max_length, which is also the least."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
-    "modernbert" has the modern encoder, "bert" may have either."""
+    "modernbert" and "eurobert" have the modern encoder, "bert" may have either."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
     types: int | None = None
-    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT and ModernBERT 0."""
-    pooling: Literal["cls", "mean"] = "cls"
-    """Of ModernBERT: what its classifiers of texts will look at, the state of [CLS] or the mean of all tokens'."""
+    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT, ModernBERT and EuroBERT 0."""
+    pooling: Literal["cls", "mean", "late"] = "cls"
+    """Of ModernBERT and EuroBERT: what classifiers of texts will look at, the state of [CLS] or the mean of all
+    tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     tied: bool = True
-    """The masked-LM head's decoder is the embedding of tokens; false gives it a weight of its own."""
+    """The masked-LM head's decoder is the embedding of tokens; false, as of EuroBERT, gives it a weight of its own."""
     generator_size: float | None = None
     """Of the objective "replaced-tokens": the generator's hidden size, inner size and heads, as a share of the model's
     own. Default: 0.25."""
@@ -205,7 +209,7 @@ class ModelConfig:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
         sizes = ("layers", "hidden", "heads", "inner", "embedding")
-        modern = ("window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
+        modern = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
         return dataclasses.replace(
             PRESETS[self.preset],

@@ -20,6 +20,7 @@ from tensor3d.cost_model.comm_volume import (
     narrow_head,
     product,
     replicated_gradients,
+    rms_norm,
     select,
     times,
     together,
@@ -83,16 +84,15 @@ def _micro_batch(
     reduce_loss: bool,
 ) -> Bytes:
     hidden, vocab, columns = config.hidden, config.vocab, config.embedding_size
-    dense = _dense_of_heads(config, masked, first)
+    dense, kept_of = _dense_of_heads(config, masked, first), {"masked_lm": kept.dense, "pooler": kept.pooler}
     parts = [
         embedding(wire, rows, vocab, columns, planes_alike=True),
         *([layer_norm(wire, rows)] if config.has_embedding_norm else []),
         _layers(config, wire, rows, kept, recomputed, read),
         # masked-LM head
         select(wire, masked, hidden),
-        block_products(wire, dense, kept=(kept.dense, kept.pooler)[: len(dense)]),
-        layer_norm(wire, masked, "y"),
-        turn(wire, masked, columns),
+        block_products(wire, list(dense.values()), kept=[kept_of[name] for name in dense]),
+        *([] if config.has_decoder_alone else [layer_norm(wire, masked, "y"), turn(wire, masked, columns)]),
         vocab_projection(wire, masked, columns, vocab),
         cross_entropy(wire, masked),
         # both losses and both counts of right answers
@@ -106,14 +106,18 @@ def _micro_batch(
     if config.has_projection:
         parts += [product(wire, rows, columns, hidden, "z", kept=kept.projection), turn(wire, rows, hidden)]
     if config.pre_norm:
-        parts.append(layer_norm(wire, rows if read is None else read))
+        parts.append((rms_norm if config.has_rms_norm else layer_norm)(wire, rows if read is None else read))
     return together(parts)
 
 
-def _dense_of_heads(config: BertConfig, masked: int, first: int) -> list[tuple[int, int, int, Side]]:
+def _dense_of_heads(config: BertConfig, masked: int, first: int) -> dict[str, tuple[int, int, int, Side]]:
     """Of the masked-LM head, and of the pooler."""
-    found: list[tuple[int, int, int, Side]] = [(masked, config.hidden, config.embedding_size, "z")]
-    return found + ([(first, config.hidden, config.hidden, "z")] if config.next_sentence else [])
+    found: dict[str, tuple[int, int, int, Side]] = {}
+    if not config.has_decoder_alone:
+        found["masked_lm"] = (masked, config.hidden, config.embedding_size, "z")
+    if config.next_sentence:
+        found["pooler"] = (first, config.hidden, config.hidden, "z")
+    return found
 
 
 def ledger_traffic(config: BertConfig, wire: CommModel, *, shares: bool = False) -> Bytes:
@@ -183,7 +187,7 @@ def scaled_weights(config: BertConfig, shape: CubeShape, fp8: Fp8 | None) -> int
         return 0
     hidden, columns = config.hidden, config.embedding_size
     layers: list[tuple[int, int, Side]] = config.layers * layer_products(config)
-    dense = [(k, n, face) for _, k, n, face in _dense_of_heads(config, 0, 0)]
+    dense = [(k, n, face) for _, k, n, face in _dense_of_heads(config, 0, 0).values()]
     entry: list[tuple[int, int, Side]] = [(columns, hidden, "z")] if config.has_projection else []
     return sum(suits_fp8(shape, *sizes) for sizes in (*layers, *dense, *entry))
 
@@ -235,8 +239,10 @@ def _layers(
             rows,
             config.hidden,
             config.inner_size,
+            qkv=config.qkv_size,
             gated=config.encoder == "modern",
             norms=norms,
+            rms=config.has_rms_norm,
             pre_norm=config.pre_norm,
             kept=of_products,
             recomputed=recomputed,

@@ -10,11 +10,11 @@ and biases do O(h) operations a token, where products do O(h²).
 Forward, as in Narayanan et al. 2021 (arXiv 2104.04473, appendix on FLOPs) with their 4 B s² h of attention over full
 rows replaced by the sum over the sequences, since packed attention crosses no boundary:
 
-    QKV, output projection    2 (3h² + h²) T    a layer
+    QKV, output projection    2 (3h² + h²) T    a layer; of fewer heads of keys 2 (h q + h²) T, q columns of QKV
     MLP                       2 · 2 h f T       a layer
     with a gate               2 · 3 h f T       a layer of the modern encoder
     q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
-    masked-LM head            2 (h e + e V) R
+    masked-LM head            2 (h e + e V) R; a decoder alone 2 h V R
     projected embeddings      2 e h T           where they are narrower
     pooler, next sentence     2 (h² + 2h) C     if the model has them
 
@@ -40,14 +40,14 @@ _NEXT_SENTENCE = 2  # classes
 def work(config: BertConfig) -> Work:
     """FLOPs of the whole encoder, forward and backward, by tokens and attending pairs: what packs are balanced by.
 
-    Per token `6 L (4h² + 2hf)`, of the modern encoder `6 L (4h² + 3hf)`; per squared length `12 (L - L') h`, and per
-    pair within the window `12 L' h`. The heads are left out: they go with the masked tokens, which are a fixed share of
-    the tokens.
+    Per token `6 L (h q + h² + 2hf)`, q = 3h columns of QKV, of the modern encoder `6 L (h q + h² + 3hf)`; per squared
+    length `12 (L - L') h`, and per pair within the window `12 L' h`. The heads are left out: they go with the masked
+    tokens, which are a fixed share of the tokens.
     """
     hidden, local = config.hidden, config.local_layers
     matrices = 2 if config.encoder == "classic" else 3
     return Work(
-        per_token=2 * _PASSES * config.layers * (4 * hidden**2 + matrices * hidden * config.inner_size),
+        per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + hidden + matrices * config.inner_size),
         per_square=4 * _PASSES * (config.layers - local) * hidden,
         per_near=4 * _PASSES * local * hidden,
         window=config.window if local else None,
@@ -85,7 +85,7 @@ def model_flops(
     if config.local_layers and near is None:
         raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
-    head = 2 * _PASSES * config.embedding_size * (hidden + config.vocab)
+    head = 2 * _PASSES * config.embedding_size * (hidden * (not config.has_decoder_alone) + config.vocab)
     projection = 2 * _PASSES * config.embedding_size * hidden if config.has_projection else 0
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE) if config.next_sentence else 0
     spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0

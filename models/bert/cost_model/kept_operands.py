@@ -39,7 +39,7 @@ def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
     """K, N and the face that is read: QKV, output, up (with the gate, if there is one) and down."""
     hidden, inner = config.hidden, config.inner_size
     return [
-        (hidden, 3 * hidden, "z"),
+        (hidden, config.qkv_size, "z"),
         (hidden, hidden, "y"),
         (hidden, inner * (2 if config.encoder == "modern" else 1), "z"),
         (inner, hidden, "y"),
@@ -120,7 +120,8 @@ def _products(config: BertConfig, shape: CubeShape, element: int, recompute: Rec
                 k=k, n=n, face=face, element=element, places=range(1 + number, after, 4), block=0
             )
     if shape.x == 1:
-        found["dense"] = one(after, hidden, columns)
+        if not config.has_decoder_alone:
+            found["dense"] = one(after, hidden, columns)
         if config.next_sentence:
             found["pooler"] = one(after + 1, hidden, hidden)
     return found

@@ -5,9 +5,9 @@ hidden state on a rank
 
 For the backward pass a layer keeps at least, in elements,
 
-    its input, q k v, the projection's input                  1 + 3 + 1     A
+    its input, q k v, the projection's input                  1 + 3 + 1     A   (k and v of fewer heads: less)
     the first sum, the MLP's input                            1 + 1         A
-    GELU's input and output; with gates two inputs more       2 or 4 I/H    A
+    GELU's input and output; with gates two inputs more       2 or 4 I/H    A   (gates in regions: 3)
     the second sum                                            1             A
 
 and the masked-LM head the logits, R V / yz, and, where x is more than 1, its gathered weight, V H / yz. Where gathers
@@ -72,7 +72,8 @@ def least_memory(
         device: with dropout of its probabilities, attention on a CPU keeps them.
         shard_over_data: whether the optimiser's state is, and whether gradients are.
         keep_buckets, shadow_weights, compile: as of `ExecutionPolicy`. What compiled regions keep for backward is
-            nothing less (statistics and masks apart, which are not in it): the optimiser's step holds less.
+            nothing less (statistics and masks apart, which are not in it) but of gates; the optimiser's step holds
+            less.
         scaled: weights with delayed scales (`scaled_weights` of comm_volume.py).
         fp8_history: as of `MixedPrecisionPolicy`.
     """
@@ -80,7 +81,8 @@ def least_memory(
     weights, state = held_bytes(config, wire, shard_over_data)
     gradients = here.gradients(wire.shape, shard_over_data) * wire.parameter
     shadows, scales = shadow_bytes(config, wire) if shadow_weights else 0, scale_bytes(scaled, fp8_history)
-    layers, once_more, logits = _kept(config, wire, load, choice, device, shadow_weights)
+    gates = compile and device == "cuda"  # in regions, which keep their inputs alone
+    layers, once_more, logits = _kept(config, wire, load, choice, device, shadow_weights, gates)
     # Gradients come as what is kept goes; those of earlier micro-batches are there from the start, or the memory of
     # those of the step before. A layer is computed again when the logits are gone.
     keeps = keep_buckets if keep_buckets is not None else device == "cpu" and not shard_over_data
@@ -127,12 +129,13 @@ def _kept(
     choice: StepOptions,
     device: Device,
     shadow_weights: bool,
+    gates: bool,
 ) -> tuple[int, int, int]:
     """Bytes: of all layers, of the one whose turn it is to be computed again beside its input, and of the logits with
     the projection's weight."""
     state = load.rows * config.hidden // (wire.size("y") * wire.size("z"))
-    layer = _layer(config, wire, load, choice, device, shadow_weights)
-    first = state if config.encoder == "modern" else 0
+    layer = _layer(config, wire, load, choice, device, shadow_weights, gates)
+    first = 0 if config.has_attention_norm(0) else state
     slab = chunk(config.vocab, wire.size("y"), wire.index("y"))
     logits = load.masked // wire.size("z") * slab
     if wire.size("x") > 1:
@@ -140,7 +143,7 @@ def _kept(
     if choice.recompute == "layer":
         found = (config.layers * state, layer - state - first, logits)
     else:
-        found = (config.layers * layer - first, 0, logits)  # the first has a LayerNorm less
+        found = (config.layers * layer - first, 0, logits)  # the first may have a norm less
     if choice.keep_budget:
         layers, heads = _within_budget(config, wire, load, choice)
         found = (found[0] + layers, found[1], found[2] + heads)
@@ -178,7 +181,7 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
     layers += one(load.rows, columns, hidden, kept.projection)
     if wire.size("x") > 1:  # weights of heads stay, whatever the budget
         return layers, 0
-    heads = one(load.masked, hidden, columns, kept.dense)
+    heads = 0 if config.has_decoder_alone else one(load.masked, hidden, columns, kept.dense)
     if config.next_sentence:
         heads += one(load.first, hidden, hidden, kept.pooler)
     return layers, heads
@@ -191,6 +194,7 @@ def _layer(
     choice: StepOptions,
     device: Device,
     shadow_weights: bool,
+    gates: bool,
 ) -> int:
     """Elements that a layer keeps of which nothing is recomputed."""
     hidden, inner, modern = config.hidden, config.inner_size, config.encoder == "modern"
@@ -199,13 +203,13 @@ def _layer(
     # A product's input lies on this rank in a share of what is gathered of it.
     over_y, over_z = (1, 1) if choice.reshard_after_forward else (y, z)
     products = 2 * over_y * state + over_z * (state + wide)
-    # Of ReLU the result alone, which is the next product's input; of gates also both inputs and GELU's result.
-    between = (3 if modern else 0 if config.activation == "relu" else 1) * wide
-    kept = products + 3 * state + 2 * state + between
+    # Of ReLU the result alone, which is the next product's input; of gates both inputs, and the activation's result.
+    between = (3 - gates if modern else 0 if config.activation == "relu" else 1) * wide
+    kept = products + state * config.qkv_size // hidden + 2 * state + between
     # Over an x of 1 nothing is gathered, and what is kept is what was converted: not where a copy stays anyway.
     converts = wire.compute != wire.parameter and not shadow_weights
     if not choice.reshard_after_forward and (wire.size("x") > 1 or converts):
-        kept += (4 * hidden**2 + (3 if modern else 2) * hidden * inner) // (y * z)
+        kept += hidden * (config.qkv_size + hidden + (3 if modern else 2) * inner) // (y * z)
     if device == "cpu" and config.attention_dropout and choice.recompute == "none":
         kept += config.heads // y * sum(length**2 for length in load.lengths)
     return kept

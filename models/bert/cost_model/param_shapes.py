@@ -213,25 +213,26 @@ def after_encoder(config: BertConfig) -> list[ParamSpec]:
     found: list[ParamSpec] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, bias)
-    found += [
-        *_linear("masked_lm.dense", hidden, config.embedding_size, bias),
-        *_norm("masked_lm.norm", config.embedding_size, bias, on_y=True),
-        *(() if config.tied else (_multiplied(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")),)),
-        ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y"), multiplies=True),
-    ]
+    if not config.has_decoder_alone:
+        found += _linear("masked_lm.dense", hidden, config.embedding_size, bias)
+        found += _norm("masked_lm.norm", config.embedding_size, bias, on_y=True)
+    if not config.tied:
+        found.append(_multiplied(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")))
+    if not config.has_decoder_alone:
+        found.append(ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y"), multiplies=True))
     if not config.next_sentence:
         return found
     return [
         *found,
-        *_linear("pooler.dense", hidden, hidden, bias),
+        *_linear("pooler.dense", hidden, hidden, config.has_pooler_bias),
         _matrix("next_sentence.weight", _NEXT_SENTENCE, hidden, narrow("y")),
         ParamSpec(name="next_sentence.bias", shape=(_NEXT_SENTENCE,), layout=copies("y")),
     ]
 
 
 def layer_norms(config: BertConfig, number: int) -> int:
-    """LayerNorms of layer `number`, counted from 0: the modern encoder's first layer has one less."""
-    return 1 if config.encoder == "modern" and number == 0 else 2
+    """Norms of layer `number`, counted from 0."""
+    return 1 + config.has_attention_norm(number)
 
 
 def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
@@ -266,7 +267,7 @@ def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator
 def _layer(name: str, config: BertConfig, number: int) -> Iterator[ParamSpec]:
     hidden, inner, bias = config.hidden, config.inner_size, config.bias
     up, into = ("up", inner) if config.encoder == "classic" else ("gate_up", 2 * inner)
-    yield from _linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)
+    yield from _linear(f"{name}.attention.qkv", hidden, config.qkv_size, bias)
     yield from _linear(f"{name}.attention.out", hidden, hidden, bias, from_y=True)
     if layer_norms(config, number) == 2:
         yield from _norm(f"{name}.attention_norm", hidden, bias)

@@ -52,8 +52,9 @@ class RestCounts(NamedTuple):
     """For each of this rank's logits."""
 
 
-Form = Literal["post", "pre", "modern"]
-"""Of a layer: the classic one with LayerNorm after its residuals or before its parts, or the modern one."""
+Form = Literal["post", "pre", "modern", "rms"]
+"""Of a layer: the classic one with LayerNorm after its residuals or before its parts, the modern one, or that with
+RMSNorm, without norm of the embeddings and with a masked-LM head of a projection alone."""
 _Kind = tuple[Form, bool, bool]
 """Form, whether products are in 16 bits, whether regions are compiled."""
 LAYER: Mapping[_Kind, LayerCounts] = MappingProxyType(
@@ -67,9 +68,13 @@ LAYER: Mapping[_Kind, LayerCounts] = MappingProxyType(
         ("pre", True, False): LayerCounts(Count(41, 2, 80), Count(166, 8, 301), Count(12, 0, 4)),
         ("pre", True, True): LayerCounts(Count(30, 2, 5), Count(78, 8, 24), Count(10)),
         ("modern", False, False): LayerCounts(Count(106, 0, 68), Count(324, 0, 241), Count(72)),
-        ("modern", False, True): LayerCounts(Count(100, 0, 4), Count(284, 0, 24), Count(72)),
+        ("modern", False, True): LayerCounts(Count(30, 0, 4), Count(156, 0, 24), Count(32)),
         ("modern", True, False): LayerCounts(Count(114, 0, 74), Count(312, 0, 265), Count(36)),
-        ("modern", True, True): LayerCounts(Count(104, 0, 4), Count(224, 0, 12), Count(36)),
+        ("modern", True, True): LayerCounts(Count(30, 0, 4), Count(80, 0, 12), Count(16)),
+        ("rms", False, False): LayerCounts(Count(130), Count(444), Count(72)),
+        ("rms", False, True): LayerCounts(Count(30, 0, 4), Count(156, 0, 24), Count(32)),
+        ("rms", True, False): LayerCounts(Count(144), Count(456), Count(36)),
+        ("rms", True, True): LayerCounts(Count(30, 0, 4), Count(80, 0, 12), Count(16)),
     }
 )
 REST: Mapping[_Kind, RestCounts] = MappingProxyType(
@@ -90,6 +95,10 @@ REST: Mapping[_Kind, RestCounts] = MappingProxyType(
         ("modern", False, True): RestCounts(Count(48, 12, 10), Count(94, 12, 0), Count(84, 81, 32), Count(16, 0, 8)),
         ("modern", True, False): RestCounts(Count(74, 66, 46), Count(130, 8, 119), Count(90, 176, 16), Count(42, 0, 4)),
         ("modern", True, True): RestCounts(Count(51, 12, 10), Count(86, 8, -6), Count(50, 49, 16), Count(8, 0, 4)),
+        ("rms", False, False): RestCounts(Count(66, 20), Count(150, 12, -12), Count(36, 37), Count(48)),
+        ("rms", False, True): RestCounts(Count(38, 2, 2), Count(78, 12), Count(36, 37), Count(12)),
+        ("rms", True, False): RestCounts(Count(73, 21), Count(174, 8, -12), Count(26, 27), Count(40)),
+        ("rms", True, True): RestCounts(Count(39, 2, 2), Count(62, 8, -6), Count(26, 27), Count(6)),
     }
 )
 EMBEDDING_NORM: Mapping[tuple[bool, bool], tuple[Count, Count]] = MappingProxyType(
@@ -108,20 +117,33 @@ two (tensor3d/layers/norm.py); one less without a sum, and then bytes for each e
 _NEXT_SENTENCE, _CHOSEN = 27, 16
 """Operators of a pooler with its head and loss, and bytes for each element of the hidden state: the gradient of the
 rows that it reads is one of all rows, which is added to that of the others."""
+_OVER_BOTH = 12
+"""Bytes of the rest more for each element of the hidden state where y and z are above 1: the lookup's."""
 _OVER_X = 24
 """Operators of the rest more where x alone is above 1: the lookup's, and those of several ranks, which `RestCounts` has
 for y and z."""
-_ROTARY = 88
+_ROTARY, _ROTARY_COMPILED = 88, 16
 """Bytes of a layer of the modern encoder, for each row on face y and each column of a head: angles have no heads."""
-_TABLE, _TABLE_OVER_X = 12, 10
+_GROUPED: Mapping[tuple[bool, bool], tuple[int, int, int]] = MappingProxyType(
+    {
+        (False, False): (4, 32, 52),
+        (False, True): (4, 32, 24),
+        (True, False): (1, 4, 44),
+        (True, True): (0, 0, 8),
+    }
+)
+"""Of a layer with fewer heads of keys than of queries, by the last two of its kind: operators, and bytes for each
+element of the hidden state, more; and bytes less for each element of QKV that is not there. In fp32 keys and values are
+repeated. Nearly, where a rank has one head of keys."""
+_TABLE, _TABLE_OVER_X, _TABLE_ALONE = 12, 10, 4
 """Bytes for each element of the vocabulary's table on a plane: its gradient, where y or z is above 1 (alone, rows are
-added to that of the projection); and where x is."""
+added to that of the projection); where x is; and where the projection has a weight of its own."""
 AGAIN = 4 / 3
 """Of both passes, where backward computes a layer's forward pass again: within 15 % in all of `LAYER`."""
 
 
 def form_of(config: BertConfig) -> Form:
-    return "modern" if config.encoder == "modern" else config.norm
+    return "rms" if config.has_rms_norm else "modern" if config.encoder == "modern" else config.norm
 
 
 def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, *, compiled: bool, again: bool) -> Work:
@@ -135,7 +157,8 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     shape = wire.shape
     kind = (form_of(config), wire.compute == 2, compiled)
     layer, rest, repeated = LAYER[kind], REST[kind], AGAIN if again else 1.0
-    bare = (Count(0), Count(0)) if config.has_embedding_norm else EMBEDDING_NORM[kind[1:]]
+    known = config.has_embedding_norm or kind[0] == "rms"  # whose counts are without one
+    bare = (Count(0), Count(0)) if known else EMBEDDING_NORM[kind[1:]]
     state, inner, masked = (
         rows * columns // (shape.y * shape.z)
         for rows, columns in (
@@ -147,15 +170,21 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     slab = chunk(config.vocab, shape.y, wire.index("y"))
     touched = layer.state.on(shape) * state + layer.inner.on(shape) * inner
     if config.encoder == "modern":
-        touched += _ROTARY * (load.rows // shape.z) * (config.hidden // config.heads)
+        angles = _ROTARY_COMPILED if compiled else _ROTARY
+        touched += angles * (load.rows // shape.z) * (config.hidden // config.heads)
+    grouped = Work()
+    if config.key_heads < config.heads:
+        more, always, spared = _GROUPED[kind[1:]]
+        spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
+        grouped = Work(operators=more, touched=always - spared)
     absent, without = (config.mlp_dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
     operators, dropped = _dropout(wire, compiled, config.pre_norm)
     operators_of_rest, dropped_of_rest = _dropout(wire, False, config.pre_norm)  # behind the embeddings, in no region
     layers = repeated * config.layers
     norms, norms_of_rest = _uneven_norms(config, wire, compiled)
-    of_table = _TABLE * (shape.y * shape.z > 1) + _TABLE_OVER_X * (shape.x > 1)
+    of_table = _TABLE * (shape.y * shape.z > 1) + _TABLE_OVER_X * (shape.x > 1) + _TABLE_ALONE * (not config.tied)
     return Work(
-        operators=round(layers * (layer.operators.on(shape) + norms.operators - absent * operators))
+        operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
         + rest.operators.on(shape)
         - bare[0].on(shape)
         + norms_of_rest
@@ -163,9 +192,9 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         + _NEXT_SENTENCE * config.next_sentence
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
-            layers * (touched + (norms.touched - absent * dropped) * state)
+            layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
             + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
-            + _CHOSEN * config.next_sentence * state
+            + (_CHOSEN * config.next_sentence + _OVER_BOTH * (shape.y > 1 and shape.z > 1)) * state
             + rest.masked.on(shape) * masked
             + rest.logits.on(shape) * (load.masked // shape.z * slab)
             + of_table * slab * (config.embedding_size // shape.z)
@@ -176,7 +205,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
 def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[Work, int]:
     """Of a layer's two norms beyond those in the tables, bytes for each element; and operators of the embeddings' and
     the masked-LM head's."""
-    if compiled or wire.compute != 2:
+    if compiled or wire.compute != 2 or config.has_rms_norm:
         return Work(), 0
     here = [wire.size("z") == 1, wire.size("z") == 1, wire.size("y") == 1]
     hidden, embeddings, head = (

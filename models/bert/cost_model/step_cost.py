@@ -343,11 +343,13 @@ class BertCosts:
             return Product(rows=rows, k=k, n=n, kept=stays, bias=bias, together=together)
 
         first: list[tuple[int, int, Side]] = [(hidden, hidden, "z")] if config.next_sentence else []
-        block = weights_together(wire, [(hidden, columns, "z"), *first])
-        vocabulary = head(load.masked, columns, config.vocab, "weight")  # never in FP8: a loss reads what it returns
+        dense: list[tuple[int, int, Side]] = [] if config.has_decoder_alone else [(hidden, columns, "z")]
+        block = weights_together(wire, [*dense, *first])
+        # Never in FP8: a loss reads what it returns.
+        vocabulary = head(load.masked, columns, config.vocab, "weight", not config.has_decoder_alone)
         heads = [
-            head(load.masked, hidden, columns, kept.dense, config.bias, block),
-            *(head(load.first, k, n, kept.pooler, config.bias, block) for k, n, _ in first),
+            *(head(load.masked, k, n, kept.dense, config.bias, block) for k, n, _ in dense),
+            *(head(load.first, k, n, kept.pooler, config.has_pooler_bias, block) for k, n, _ in first),
         ]
         entry = [Product(rows=load.rows, k=columns, n=hidden, kept=kept.projection)] if config.has_projection else []
         linear = (*layers, *entry, *heads)

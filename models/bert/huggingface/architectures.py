@@ -44,6 +44,8 @@ class Architecture:
     """What the names of the library's classes begin with."""
     prefix: str
     """What stands before the names of the encoder's tensors, where a head is in the file too."""
+    bare: tuple[str, ...] = ()
+    """What the names of more of its tensors begin with in a file of the encoder alone."""
     stack: str = "encoder.layer"
     """What stands before a layer's number."""
     in_layers: Mapping[str, str] = field(default_factory=dict)
@@ -59,6 +61,8 @@ class Architecture:
     counts."""
     prediction_head: str | None = None
     """Its module before the decoder of the vocabulary, and before classifiers, which are all called `classifier`."""
+    decoder_alone: bool = False
+    """Its masked-LM head is the decoder of the vocabulary and nothing else."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
     """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one, and
     `answers_dropout`, which no BERT has, where the head that finds answers drops out what it reads."""
@@ -98,7 +102,7 @@ class Architecture:
     def with_prefix(self, name: str) -> str:
         """The name in a file with heads of one in a file of the encoder alone."""
         of_encoder = ("embeddings.", "embeddings_project.", f"{self.stack}.", "pooler.", "final_norm.", "encoder.")
-        return f"{self.prefix}{name}" if name.startswith(of_encoder) else name
+        return f"{self.prefix}{name}" if name.startswith((*of_encoder, *self.bare)) else name
 
     def held_in(self, name: str, *, masked_lm: bool, answers: bool) -> tuple[tuple[str, ...], bool]:
         """Names of BERT for what a tensor with such a name (of `bert_name`) holds, and whether each has its own part of
@@ -308,6 +312,50 @@ ARCHITECTURES = {
                 "rope_scaling": (None, "rotary positions are not scaled here"),
             },
             heads=_sets(*(f"prediction_head {each}" for each in ("classifier", "answers", "tags")), "masked_lm", ""),
+        ),
+        Architecture(
+            name="eurobert",
+            title="EuroBERT",
+            classes="EuroBert",
+            prefix="model.",
+            bare=("embed_tokens.", "norm."),
+            stack="layers",
+            in_layers={
+                "attention.self.query": "self_attn.q_proj",
+                "attention.self.key": "self_attn.k_proj",
+                "attention.self.value": "self_attn.v_proj",
+                "attention.output.dense": "self_attn.o_proj",
+                "attention.output.LayerNorm": "input_layernorm",
+                "intermediate.gate": "mlp.gate_proj",
+                "intermediate.up": "mlp.up_proj",
+                "output.dense": "mlp.down_proj",
+                "output.LayerNorm": "post_attention_layernorm",
+            },
+            others={
+                "bert.embeddings.word_embeddings.weight": "model.embed_tokens.weight",
+                "bert.final_norm.weight": "model.norm.weight",
+                "cls.predictions.decoder.weight": "lm_head.weight",
+            },
+            of_texts=_both({"bert.pooler.dense": "dense"}),
+            decoder_alone=True,
+            settings={
+                "layer_norm_eps": "rms_norm_eps",
+                "hidden_dropout_prob": None,
+                "attention_probs_dropout_prob": "attention_dropout",
+                "type_vocab_size": None,
+            },
+            defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu"},
+            fixed={
+                **dict.fromkeys(
+                    ("attention_bias", "mlp_bias"), (False, "the modern encoder has biases where logits come out alone")
+                ),
+                "is_decoder": (False, "a decoder sees no later tokens"),
+                "is_causal": (False, "a decoder sees no later tokens"),
+                "hidden_dropout": (0, "the library drops attention's probabilities alone"),
+                "rope_scaling": (None, "rotary positions are not scaled here"),
+                "sliding_window": (None, "all layers see whole sequences here"),
+            },
+            heads=_sets("pooler classifier", "tags", "masked_lm", ""),
         ),
     )
 }

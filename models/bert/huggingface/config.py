@@ -83,15 +83,17 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
             raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}.")
     _check_aliases(settings, found, where)
     own = found.settings.get("hidden_act", "hidden_act")
-    activation = settings.get(str(own), "gelu")
+    activation = settings.get(str(own), found.defaults.get("hidden_act", "gelu"))
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"{where}: {own} must be one of {', '.join(_ACTIVATIONS)}. Got {activation!r}.")
     fields: dict[str, Any] = {"family": found.name, "activation": _ACTIVATIONS[activation]}
-    fields["tied"] = settings.get(_TIED, True)
+    fields["tied"] = settings.get(_TIED, found.defaults.get(_TIED, True))
     if not isinstance(fields["tied"], bool):
         raise ValueError(f"{where}: {_TIED} must be true or false. Got {fields['tied']!r:.60}.")
     if found.name == "modernbert":
         fields |= _modern_fields(settings, found, where)
+    elif found.name == "eurobert":
+        fields |= _eurobert_fields(settings, found, where)
     elif found.name == "xlm-roberta-xl":
         fields["norm"] = "pre"
     for field, own in _named(found, _SIZES):
@@ -139,6 +141,7 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 _EVERY, _WINDOW, _NEAR = "global_attn_every_n_layers", "local_attention", "sliding_window"
 _ATTENTION_DROPOUT = "attention_dropout"
+_DEFAULT_BASE = 10_000.0
 # With defaults that are ids of ModernBERT's own tokenizer; the tokenizer of a folder has its own.
 _OF_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
@@ -172,11 +175,18 @@ def _attention_dropout(config: BertConfig) -> float:
 def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
     own, default = _BASES[kind]
     said = _table(_table(settings, "rope_parameters", where), kind, where)
+    return _agreed_base(said, settings, own, default, where, f" of {kind}")
+
+
+def _agreed_base(
+    said: Mapping[str, Any], settings: Mapping[str, Any], own: str, default: float, where: Path, of: str = ""
+) -> float:
+    """The base that `rope_parameters` (`said`) and the setting `own` of version 4 of the library agree on."""
     scaled = said.get("rope_type", said.get("type", "default"))  # of version 4 of the library
     if scaled != "default":
         raise ValueError(
             f"{where}: rope_type of rope_parameters must be 'default', for rotary positions are not scaled here. Got "
-            f"{scaled!r} of {kind}."
+            f"{scaled!r}{of}."
         )
     found = [
         _number(each, name, where, float) for each, name in ((said, "rope_theta"), (settings, own)) if name in each
@@ -227,6 +237,53 @@ def _modern_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, 
         "classifier_pooling": config.pooling,
         _ATTENTION_DROPOUT: _attention_dropout(config),
         **{name: needed for name, (needed, _) in ARCHITECTURES["modernbert"].fixed.items() if needed is not None},
+    }
+
+
+# EuroBERT's: what classifiers look at as its authors' code and the library call it, and rotary positions as versions 4
+# and 5 of the library say them.
+_POOLING, _OLD_POOLING, _BOS = "classifier_pooling", "clf_pooling", "bos"
+_KEY_HEADS, _HEAD_DIM, _THETA = "num_key_value_heads", "head_dim", "rope_theta"
+
+
+def _eurobert_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What a EuroBERT has beside the sizes of all."""
+    fields: dict[str, Any] = {"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0}
+    fields["eps"] = architecture.defaults["layer_norm_eps"]
+    if settings.get(_KEY_HEADS) is not None:
+        fields["kv_heads"] = _number(settings, _KEY_HEADS, where, int)
+    if settings.get(_HEAD_DIM) is not None:
+        columns, heads = (
+            _number({name: 0, **settings}, name, where, int) for name in ("hidden_size", "num_attention_heads")
+        )
+        if heads > 0 and (found := _number(settings, _HEAD_DIM, where, int)) * heads != columns:
+            raise ValueError(
+                f"{where}: {_HEAD_DIM} must be hidden_size / num_attention_heads = {columns / heads:g}. Got {found}."
+            )
+    said, pooling = settings.get(_POOLING), settings.get(_OLD_POOLING)
+    if said is not None and pooling is not None and said != pooling:
+        raise ValueError(
+            f"{where}: {_POOLING} {said!r} and {_OLD_POOLING} {pooling!r} contradict. Remove the one that is wrong."
+        )
+    told = said or pooling or "late"
+    fields["pooling"] = "cls" if told == _BOS else told
+    if told == "cls":
+        raise ValueError(f"{where}: {_POOLING} must be {_BOS!r}, 'mean' or 'late'. Got 'cls'.")
+    parameters = _table(settings, "rope_parameters", where)
+    fields["rotary_base"] = _agreed_base(parameters, settings, _THETA, _DEFAULT_BASE, where)
+    return fields
+
+
+def _eurobert_settings(config: BertConfig) -> dict[str, Any]:
+    """The way back of `_eurobert_fields`, in both spellings."""
+    base = config.rotary_base_of(0)
+    return {
+        _KEY_HEADS: config.key_heads,
+        _HEAD_DIM: config.head_dim,
+        _POOLING: _BOS if config.pooling == "cls" else config.pooling,
+        _THETA: base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+        **{name: needed for name, (needed, _) in ARCHITECTURES["eurobert"].fixed.items() if needed is not None},
     }
 
 
@@ -325,6 +382,9 @@ def settings_of(
     new |= dict.fromkeys([name for name in ("torch_dtype", "dtype") if name in found] or ["dtype"], DTYPES[dtype])
     if kind.name == "modernbert":
         new |= _modern_settings(config, found)
+        found = {**dict.fromkeys(_OF_TOKENS), **found}
+    elif kind.name == "eurobert":
+        new |= _eurobert_settings(config)
         found = {**dict.fromkeys(_OF_TOKENS), **found}
     if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
         new[name] = answers_dropout

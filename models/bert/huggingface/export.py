@@ -18,7 +18,15 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
-from models.bert.huggingface.param_names import DECODER_BIAS, HEADS, LABELLED, library_names, part_of, parted
+from models.bert.huggingface.param_names import (
+    DECODER_BIAS,
+    HEADS,
+    LABELLED,
+    library_names,
+    part_of,
+    part_sizes,
+    parted,
+)
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_parts
 from tensor3d.distributed.object_collectives import run_on_all_ranks
@@ -127,7 +135,7 @@ class _Plan:
             told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
         if not self.heads and frozenset({"pooler"}) in self._kind.heads:
             told.append(_NO_POOLER.format(self.architecture))
-        if self.config.family == "modernbert":
+        if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
         return "; ".join(told) or None
 
@@ -194,9 +202,9 @@ class _Plan:
         start = 0
         for name, names in self._files:
             parameter, targets = self.parameters[name], self._targets(names)
-            shape = (parameter.shape[0] // len(targets), *parameter.shape[1:])
-            for target, known in zip(targets, names, strict=True):
-                kind = self._type_of(known)
+            sizes = part_sizes(parameter.shape[0], len(targets), self.config)
+            for target, known, size in zip(targets, names, sizes, strict=True):
+                kind, shape = self._type_of(known), (size, *parameter.shape[1:])
                 stop = start + prod(shape) * kind.itemsize
                 before = content.get(target)  # what is fused there comes part by part
                 first, rows = (before["data_offsets"][0], before["shape"][0]) if before else (start, 0)
@@ -238,11 +246,14 @@ def _labels_found(found: Mapping[str, Any], architecture: str, outputs: int) -> 
 
 
 def _dropout_lost(config: BertConfig) -> list[str]:
-    """What a ModernBERT's config.json cannot say of the dropout of training here."""
+    """What the config.json of a ModernBERT or a EuroBERT cannot say of the dropout of training here."""
     told = []
     if config.dropout:
         told.append(f"{CONFIG} says nothing of dropout {config.dropout:g}, of embeddings and MLPs' outputs")
-    if config.attention_dropout != config.out_dropout:
+    if config.family == "eurobert":
+        if config.out_dropout != config.dropout:
+            told.append(f"{CONFIG} says nothing of dropout {config.out_dropout:g}, of attention's output")
+    elif config.attention_dropout != config.out_dropout:
         told.append(
             f"attention_dropout of {CONFIG} is 0, for it is that of attention's weights and of its output: here they "
             f"had {config.attention_dropout:g} and {config.out_dropout:g}"
@@ -251,7 +262,7 @@ def _dropout_lost(config: BertConfig) -> list[str]:
 
 
 def _check_encoder(config: BertConfig) -> None:
-    if config.family == "modernbert":
+    if config.family in ("modernbert", "eurobert"):
         return
     norm = "pre" if config.family == "xlm-roberta-xl" else "post"
     for field, value, needed, reason in (
@@ -261,7 +272,7 @@ def _check_encoder(config: BertConfig) -> None:
         if value != needed:
             raise ValueError(
                 f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
-                'norm="post", family="modernbert" and family="xlm-roberta-xl" can be exported.'
+                'norm="post", family="modernbert", family="eurobert" and family="xlm-roberta-xl" can be exported.'
             )
     if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
         raise ValueError(

@@ -7,8 +7,9 @@ architectures call them, architectures.py says.
     bert.layers.0.mlp.gate_up.weight         bert.encoder.layer.0.intermediate.{gate,up}.weight, if a BERT had gates
     ...                                      ...
 
-Rows of QKV are ordered (head, q/k/v, d) here, so that a cut over y takes whole heads, and (q/k/v, head, d) there; those
-of gates (inner unit, gate/up) here, and (gate/up, inner unit) there.
+Rows of QKV are ordered (head, q/k/v, d) here, so that a cut over y takes whole heads, and (q/k/v, head, d) there; with
+fewer heads of keys (head of keys, its heads of queries and k and v, d) here. Those of gates are (inner unit, gate/up)
+here, and (gate/up, inner unit) there.
 
 d head dimension
 """
@@ -175,9 +176,14 @@ def of_encoder(name: str) -> bool:
     return _ENCODER.match(name) is not None
 
 
-def heads_among(names: Collection[str]) -> tuple[str, ...]:
-    """Those of which a file with these tensors, under the library's names, has the weights."""
-    return tuple(head for head in HEADS if _MARKS[head] in names)
+def heads_among(names: Collection[str], *, decoder_alone: bool) -> tuple[str, ...]:
+    """Those of which a file with these tensors, under the library's names, has the weights.
+
+    Args:
+        decoder_alone: the masked-LM head is the decoder and nothing else.
+    """
+    marks = {**_MARKS, "masked_lm": DECODER_WEIGHT} if decoder_alone else _MARKS
+    return tuple(head for head in HEADS if marks[head] in names)
 
 
 def canonical(name: str, architecture: Architecture, *, is_bare: bool) -> str:
@@ -210,25 +216,39 @@ def encoder_shapes(config: BertConfig, layers: int) -> dict[str, tuple[int, ...]
     return {each.name: each.shape for each in found if each.name.startswith("bert.")}
 
 
-# --- The order of rows of what is one product here: d rows of each part in turn ---------------------------------------
+# --- The order of rows of what is one product here: some rows of each part in turn ------------------------------------
 
 
-def rows_in_turn(parts: int, config: BertConfig) -> int:
-    """d: of the three of QKV a head's, of gate and up one."""
-    return config.head_dim if parts == len(_FUSED["attention.qkv"]) else 1
+def widths(parts: int, config: BertConfig) -> tuple[int, ...]:
+    """Rows of each part in a turn: of QKV those of the heads of queries that share one of keys, of this one and of its
+    values; of gate and up one."""
+    if parts != len(_FUSED["attention.qkv"]):
+        return (1,) * parts
+    d = config.head_dim
+    return config.heads // config.key_heads * d, d, d
 
 
-def rows_of_part(rows: slice, d: int, part: int, parts: int) -> tuple[slice, Tensor]:
+def part_sizes(rows: int, parts: int, config: BertConfig) -> tuple[int, ...]:
+    """Rows of each of the library's tensors of a parameter with so many rows."""
+    of_turn = widths(parts, config)
+    return tuple(rows // sum(of_turn) * each for each in of_turn) if parts > 1 else (rows,)
+
+
+def rows_of_part(rows: slice, of_turn: tuple[int, ...], part: int) -> tuple[slice, Tensor]:
     """Of rows as they are here, those of one part: of QKV those of q (part 0), k (1) or v (2).
+
+    Args:
+        of_turn: as of `widths`.
 
     Returns:
         Which rows of the library's tensor they are, and their numbers within `rows`; both ascend.
     """
-    own = torch.arange(rows.start, rows.stop)
-    places = torch.nonzero(own // d % parts == part).squeeze(1)
+    own, turn, first = torch.arange(rows.start, rows.stop), sum(of_turn), sum(of_turn[:part])
+    within = own % turn - first
+    places = torch.nonzero((within >= 0) & (within < of_turn[part])).squeeze(1)
     if not len(places):
         return slice(0, 0), places
-    there = own[places] // (parts * d) * d + own[places] % d
+    there = own[places] // turn * of_turn[part] + within[places]
     return slice(int(there[0]), int(there[-1]) + 1), places
 
 
@@ -236,5 +256,5 @@ def parted(whole: Tensor, parts: int, config: BertConfig) -> tuple[Tensor, ...]:
     """Rows as the library has them: query, key and value, or gate and up, or the whole."""
     if parts == 1:
         return (whole,)
-    turns = whole.unflatten(0, (-1, parts, rows_in_turn(parts, config)))
-    return tuple(turns[:, part].flatten(0, 1) for part in range(parts))
+    of_turn = widths(parts, config)
+    return tuple(part.flatten(0, 1) for part in whole.unflatten(0, (-1, sum(of_turn))).split(of_turn, 1))

@@ -228,7 +228,8 @@ class HFWeights(WeightSource):
                 f"{CONFIG} and weights are of different models: get both from the same place."
             )
         self._check_encoder(layers)
-        self.heads = tuple(head for head in param_names.heads_among(self._names) if self._meant(head))
+        heads = param_names.heads_among(self._names, decoder_alone=self._architecture.decoder_alone)
+        self.heads = tuple(head for head in heads if self._meant(head))
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
         if not set(param_names.LABELLED).isdisjoint(self.heads):
             self._take_labels(where)
@@ -276,9 +277,9 @@ class HFWeights(WeightSource):
         """Raises ValueError where a tensor that is there has another shape than the config.json asks for."""
         for name, (rows, *columns) in param_names.encoder_shapes(self.config, layers).items():
             theirs = param_names.library_names(name)
-            for each in theirs:
+            for each, size in zip(theirs, param_names.part_sizes(rows, len(theirs), self.config), strict=True):
                 if each in self._names:
-                    self._check_shape(each, (rows // len(theirs), *columns))
+                    self._check_shape(each, (size, *columns))
 
     def _take_labels(self, where: Path) -> None:
         assert self.settings is not None
@@ -327,8 +328,9 @@ class HFWeights(WeightSource):
         for name, parameter in used.items():
             sources[name] = tuple(self._present(each) for each in param_names.library_names(name))
             rows, *columns = parameter.shape
-            for each in sources[name]:
-                self._check_shape(each, (rows // len(sources[name]), *columns))
+            sizes = param_names.part_sizes(rows, len(sources[name]), self.config)
+            for each, size in zip(sources[name], sizes, strict=True):
+                self._check_shape(each, (size, *columns))
         return sources
 
     def _present(self, name: str) -> str:
@@ -408,9 +410,9 @@ class HFWeights(WeightSource):
                 if len(found) == 1:
                     here.copy_(_read(read, found[0], part))
                     continue
-                d = param_names.rows_in_turn(len(found), self.config)
+                of_turn = param_names.widths(len(found), self.config)
                 for number, each in enumerate(found):
-                    rows, places = param_names.rows_of_part(part[0], d, number, len(found))
+                    rows, places = param_names.rows_of_part(part[0], of_turn, number)
                     values = _read(read, each, (rows, *part[1:]))
                     here.index_copy_(0, places.to(here.device), values.to(here.device, here.dtype))
 

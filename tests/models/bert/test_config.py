@@ -17,12 +17,28 @@ def config(**changes: Any) -> BertConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "albert"}, "family must be one of bert, roberta, .*electra, modernbert. Got 'albert'"),
-        ({"types": 0}, 'types must be at least 1, but of family="distilbert" and "modernbert". Got 0'),
+        ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert. Got 'albert'"),
+        ({"types": 0}, 'types must be at least 1, but of the families "distilbert", "modernbert", "eurobert". Got 0'),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
-        ({"pooling": "max"}, 'pooling must be "cls" or "mean". Got \'max\''),
-        ({"pooling": "mean"}, 'pooling belongs to family="modernbert". Got pooling="mean" with family=\'bert\''),
+        ({"pooling": "max"}, "pooling must be one of cls, mean, late. Got 'max'"),
+        ({"pooling": "mean"}, 'pooling="mean" belongs to family="modernbert" and "eurobert". Got family=\'bert\''),
+        (
+            {"family": "modernbert", "encoder": "modern", "types": 0, "pooling": "late"},
+            'pooling="late" belongs to family="eurobert". Got family=\'modernbert\'',
+        ),
+        ({"kv_heads": 2}, 'kv_heads belongs to encoder="modern". Got kv_heads=2'),
+        ({"encoder": "modern", "kv_heads": 3}, "kv_heads must divide heads=8. Got 3"),
+        (
+            {"family": "modernbert", "encoder": "modern", "types": 0, "kv_heads": 2},
+            'family="modernbert" has as many heads of keys as of queries. Got kv_heads=2',
+        ),
+        ({"family": "eurobert", "types": 0}, 'family="eurobert" has encoder="modern". Got encoder="classic"'),
+        ({"family": "eurobert", "types": 0, "encoder": "modern"}, "Got tied=True. Set tied = false"),
+        (
+            {"family": "eurobert", "types": 0, "encoder": "modern", "tied": False, "window": 4},
+            'family="eurobert" has no window: all layers see whole sequences. Got window=4',
+        ),
         ({"local_rotary_base": 5.0}, 'local_rotary_base belongs to encoder="modern"'),
         ({"encoder": "modern", "local_rotary_base": 5.0}, "is that of layers with a window, but there is no window"),
         ({"encoder": "modern", "window": 4, "local_rotary_base": 0.0}, "local_rotary_base must be above 0"),
@@ -50,6 +66,13 @@ def test_narrow_embeddings_divide_too() -> None:
     narrow.check(CubeShape(x=4, y=2))
     with pytest.raises(ValueError, match=r"embedding must divide by z=4. Got 6"):
         narrow.check(CubeShape(z=4))
+
+
+def test_heads_of_keys_divide_too() -> None:
+    grouped = config(encoder="modern", kv_heads=2, inner=64)
+    grouped.check(CubeShape(y=2))
+    with pytest.raises(ValueError, match=r"kv_heads must divide by y=4. Got 2"):
+        grouped.check(CubeShape(y=4))
 
 
 def test_rows_of_positions() -> None:

@@ -16,8 +16,8 @@ MUTATIONS = (
     Mutation(
         "flops-head-without-vocabulary",
         "models/bert/cost_model/flops.py",
-        old="head = 2 * _PASSES * config.embedding_size * (hidden + config.vocab)",
-        new="head = 2 * _PASSES * config.embedding_size * hidden",
+        old="(hidden * (not config.has_decoder_alone) + config.vocab)",
+        new="(hidden * (not config.has_decoder_alone))",
         tests=("tests/models/bert/cost_model/test_flops.py::test_a_step_costs_what_pytorch_counts",),
     ),
     Mutation(
@@ -59,10 +59,10 @@ MUTATIONS = (
         tests=("tests/tools/training/test_dry_step.py::test_deep_models_from_shallow_ones",),
     ),
     Mutation(
-        "inventory-qkv-of-two",
+        "inventory-qkv-of-as-many-heads",
         "models/bert/cost_model/param_shapes.py",
-        old='_linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)',
-        new='_linear(f"{name}.attention.qkv", hidden, 2 * hidden, bias)',
+        old='_linear(f"{name}.attention.qkv", hidden, config.qkv_size, bias)',
+        new='_linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)',
         tests=("tests/models/bert/cost_model/test_memory.py::test_parameters_and_moments_to_the_element",),
     ),
     Mutation(
@@ -132,6 +132,29 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "eurobert-late-without-activation",
+        "models/bert/tasks.py",
+        old='return mean_of_texts(self.pooler.of_rows(h), batch, self.cube, "y")',
+        new="return self.pooler.of_rows(mean_of_texts(h, batch, self.cube))",
+        tests=(
+            "tests/models/bert/huggingface/test_architectures.py::test_models_by_chance_compute_what_the_librarys_do",
+        ),
+    ),
+    Mutation(
+        "rows-of-fewer-heads-of-keys",
+        "models/bert/huggingface/param_names.py",
+        old="return config.heads // config.key_heads * d, d, d",
+        new="return d, d, d",
+        tests=("tests/models/bert/huggingface/test_eurobert.py::test_bits_on_cubes",),
+    ),
+    Mutation(
+        "padding-that-is-another-role",
+        "tools/corpus/tokenizers/base.py",
+        old='more = [name for name in spare if name not in others] if role == "pad" else []',
+        new='more = [*spare] if role == "pad" else []',
+        tests=("tests/tools/corpus/tokenizers/test_huggingface.py::test_a_eurobert_may_have_its_sep_for_padding_too",),
+    ),
+    Mutation(
         "class-of-another-architecture-that-begins-alike",
         "models/bert/huggingface/architectures.py",
         old="return max(begun, key=lambda each: len(each.classes), default=None)",
@@ -169,8 +192,8 @@ MUTATIONS = (
     Mutation(
         "weights-fused-parts-in-another-order",
         "models/bert/huggingface/param_names.py",
-        old="for part in range(parts))",
-        new="for part in (*range(parts - 2), parts - 1, parts - 2))",
+        old=".split(of_turn, 1))",
+        new=".flip(1).split(of_turn, 1))",
         tests=("tests/models/bert/huggingface/test_parity.py",),
     ),
     Mutation(

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
-from tensor3d import Cube
+from models.bert import BertConfig, BertForPreTraining
+from models.bert.huggingface import write_model_json
+from tensor3d import Cube, checkpoint
 from tests.ranks import run_ranks
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_sentencepiece, write_vocabulary
 from tools.convert.__main__ import FromHuggingFace, ToHuggingFace, check_new, main, new_folder
@@ -330,6 +333,26 @@ def installed(folder: Path, kind: Kind) -> Path:
     install_tokenizer(kind, file, folder / "tokenizer")
     file.unlink()
     return folder
+
+
+def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path) -> None:
+    """Where the library's defaults are those of its own."""
+    source = installed(tmp_path / "ours", "wordpiece")
+    cube, special = Cube.single(), tokenizer_of(source).special
+    cube.manual_seed(0)
+    config = BertConfig(
+        **{"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "inner": 16, "vocab": special.vocab_size},  # type: ignore[arg-type]
+        **{"family": "eurobert", "encoder": "modern", "types": 0, "tied": False},  # type: ignore[arg-type]
+    )
+    model = BertForPreTraining(replace(config, next_sentence=False), cube)
+    checkpoint.save(source / "checkpoints", 1, model, torch.optim.AdamW(model.parameters()), cube, {})
+    write_model_json(source, config=model.config, heads=("masked_lm",))
+    assert main(["to-hf", str(source), str(tmp_path / "theirs")]) == 0
+    settings = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert {name: settings[f"{name}_token_id"] for name in ("pad", "bos", "eos", "mask")} == {
+        **{"pad": special.pad, "bos": special.cls, "eos": special.sep, "mask": special.mask}
+    }
+    assert (settings["model_type"], settings["num_key_value_heads"]) == ("eurobert", 1)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "json"])

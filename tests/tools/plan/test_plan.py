@@ -509,10 +509,13 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         ("xlm-roberta-xxl", 10_712_994_816),
         ("modernbert-base", 149_655_232),
         ("modernbert-large", 395_881_664),
+        ("eurobert-210m", 310_266_624),
+        ("eurobert-610m", 755_625_600),
+        ("eurobert-2.1b", 2_403_092_736),
     ],
 )
 def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters: int) -> None:
-    """Weights of RobertaForMaskedLM, XLMRobertaXLForMaskedLM and ModernBertForMaskedLM of the transformers library."""
+    """Weights of the masked language models of the transformers library."""
     assert parameters_of(dataclasses.replace(MODELS[name], next_sentence=False)) == parameters
 
 

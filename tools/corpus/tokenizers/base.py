@@ -53,10 +53,10 @@ def missing(package: str, error: ImportError) -> ValueError:
 
 SPECIAL_NAMES = MappingProxyType(
     {
-        "pad": ("[PAD]", "<pad>"),
-        "cls": ("[CLS]", "<s>", "<cls>"),
-        "sep": ("[SEP]", "</s>", "<sep>"),
-        "mask": ("[MASK]", "<mask>"),
+        "pad": ("[PAD]", "<pad>", "<|pad|>"),
+        "cls": ("[CLS]", "<s>", "<cls>", "<|begin_of_text|>"),
+        "sep": ("[SEP]", "</s>", "<sep>", "<|end_of_text|>"),
+        "mask": ("[MASK]", "<mask>", "<|mask|>"),
     }
 )
 """What the special tokens are called, the usual name first."""
@@ -258,19 +258,23 @@ def smallest(vocab_size: int) -> np.dtype[np.integer]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
-def find_special(id_of: Callable[[str], int | None], file: object) -> dict[str, int]:
+def find_special(id_of: Callable[[str], int | None], file: object, *, spare: Sequence[str] = ()) -> dict[str, int]:
     """The ids of the special tokens.
 
     Args:
         id_of: the id of a piece; None where the vocabulary does not have it.
         file: named in the error.
+        spare: tokens that no text has. The first of them that has no other role is padding where none is: padding only
+            fills slots that nobody looks at, and EuroBERT has its [SEP] for it, too.
 
     Raises:
         ValueError: one is missing.
     """
     found: dict[str, int] = {}
+    others = {name for role, names in SPECIAL_NAMES.items() if role != "pad" for name in names}
     for role, names in SPECIAL_NAMES.items():
-        numbers = (id_of(name) for name in names)
+        more = [name for name in spare if name not in others] if role == "pad" else []
+        numbers = (id_of(name) for name in (*names, *more))
         number = next((number for number in numbers if number is not None), None)
         if number is None:
             raise ValueError(
@@ -306,7 +310,7 @@ def spell_special(
             )
     names = {id_of(name): name for role in special_ids for name in SPECIAL_NAMES[role]}
     return {
-        number: tuple(part for name in names[number] if (part := _spell(name, id_of, unknown)) is not None)
+        number: tuple(part for name in names.get(number, "") if (part := _spell(name, id_of, unknown)) is not None)
         for number in special_ids.values()
     }
 

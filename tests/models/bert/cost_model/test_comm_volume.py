@@ -111,6 +111,18 @@ def test_of_the_modern_encoder(shape: Shape, options: dict[str, Any]) -> None:
     check(shape, toy_config(67, **MODERN), options=options)
 
 
+@pytest.mark.parametrize(
+    ("shape", "changes", "options"),
+    [
+        pytest.param((2, 2, 2, 1), {"kv_heads": 2}, {}, id="2x2x2"),
+        pytest.param((1, 2, 4, 1), {}, {"recompute": "layer"}, id="1x2x4-layer", marks=pytest.mark.slow),
+    ],
+)
+def test_of_rms_norm_and_a_decoder_alone(shape: Shape, changes: dict[str, Any], options: dict[str, Any]) -> None:
+    eurobert = {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False}
+    check(shape, toy_config(67, **eurobert, next_sentence=not options, **changes), options=options)
+
+
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1)))
 def test_of_masked_tokens_alone(shape: Shape) -> None:
     check(shape, toy_config(67, next_sentence=False, tied=False))

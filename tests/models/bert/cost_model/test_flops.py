@@ -57,6 +57,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "wide inside": {"inner": 160, "heads": 2},
     "default inside": {"inner": None, "vocab": 131},
     "modern": {"encoder": "modern", "inner": None},
+    "a decoder alone, fewer heads of keys": {
+        **{"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False, "kv_heads": 2}
+    },
     "masked-LM alone": {"next_sentence": False, "tied": False},
     "narrow embeddings": {"family": "electra", "embedding": 24},
 }

@@ -25,6 +25,7 @@ from tools.training.dry_step import dry_step
 
 Changes = dict[str, Any]
 MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
+EUROBERT = {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False}
 
 
 def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
@@ -49,13 +50,14 @@ def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
         ((1, 2, 2, 1), MODERN),
         ((1, 2, 2, 1), {"next_sentence": False, "tied": False}),
         ((1, 2, 2, 1), {**MODERN, "family": "modernbert", "types": 0}),
+        ((1, 2, 2, 1), {**EUROBERT, "kv_heads": 4}),
         ((1, 2, 2, 1), {"family": "electra", "embedding": 24}),
         ((1, 1, 1, 1), {"family": "roberta", "first_position": 2, "types": 1}),
         ((1, 1, 1, 1), {"family": "distilbert", "types": 0}),
     ],
     ids=[
         *("1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern", "1x2x2-untied-masked-lm"),
-        *("1x2x2-modernbert", "1x2x2-electra", "roberta", "distilbert"),
+        *("1x2x2-modernbert", "1x2x2-eurobert", "1x2x2-electra", "roberta", "distilbert"),
     ],
 )
 def test_parameters_and_moments_to_the_element(shape: Shape, changes: Changes) -> None:

@@ -27,6 +27,7 @@ CLASSIC = BertConfig(
 MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
 PRE = replace(CLASSIC, norm="pre")
 BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sentence=False)
+EUROBERT = replace(MODERN, family="eurobert", activation="silu", types=0, tied=False)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,10 +59,14 @@ def counted(config: BertConfig, shape: CubeShape, compute: str, compiled: bool, 
 EVERY = [
     *(
         (config, box, *how)
-        for config in (CLASSIC, PRE, MODERN)
+        for config in (CLASSIC, PRE, MODERN, EUROBERT)
         for box in ("1x1x1", "1x2x1", "1x1x2")
         for how in product(("fp32", "bf16"), (False, True))
     ),
+    (replace(EUROBERT, kv_heads=4), "1x2x2", "bf16", False),
+    (replace(EUROBERT, kv_heads=8), "1x1x1", "fp32", True),
+    (replace(EUROBERT, kv_heads=4, hidden=768, heads=12), "2x2x2", "bf16", True),
+    (replace(EUROBERT, dropout=0.0), "1x1x1", "fp32", False),
     (BARE, "1x1x1", "fp32", False),
     (BARE, "1x1x2", "bf16", False),
     (BARE, "1x1x2", "fp32", True),
@@ -88,7 +93,8 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
         pytest.param(
             *case,
             id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"])
-            + ("" if case[0].has_embedding_norm else "-bare")
+            + ("" if case[0].has_embedding_norm or case[0].has_rms_norm else "-bare")
+            + ("" if case[0].kv_heads is None else "-grouped")
             + ("" if case[0].next_sentence else "-alone"),
             marks=[] if case == FAST else pytest.mark.slow,
         )

@@ -30,6 +30,8 @@ from tests.models.toy import Shape
 from tests.single_device_reference import error, ranks_of
 
 FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert", "XLMRobertaXL")
+EUROBERT = "EuroBert"
+"""Which the library has from version 5.3 on."""
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,
@@ -44,7 +46,7 @@ HEADS = {
     "ForQuestionAnswering": ("answers",),
     "Model": (),
 }
-DECODERS = ("decoder.weight", "generator_lm_head.weight", "vocab_projector.weight")
+DECODERS = ("decoder.weight", "generator_lm_head.weight", "vocab_projector.weight", "lm_head.weight")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 LENGTHS = (24, 1, 4, 13, 2, 21, 9, 24, 3, 7, 17, 5)
 LABELS = 3
@@ -60,7 +62,7 @@ def heads_of(family: str, kind: str) -> tuple[str, ...]:
 def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
-    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert").index(family)])
+    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT).index(family)])
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
     settings = {
@@ -86,6 +88,19 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             "global_attn_every_n_layers": int(random.integers(1, 4)),
             "classifier_pooling": ("cls", "mean")[number % 2],
             **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+        }
+    if family == EUROBERT:
+        groups = (2, 3, 1)[number % 3]
+        heads, width = groups * heads, 2 * z * int(random.integers(2, 6))
+        return {
+            **{name: value for name, value in settings.items() if name != "tie_word_embeddings"},
+            "hidden_act": ("silu", "gelu")[number % 2],
+            "hidden_size": heads * width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads // groups,
+            "classifier_pooling": ("late", "bos", "mean")[number % 3],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "mask_token_id"), 3),
         }
     if family != "DistilBert":
         settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
@@ -192,9 +207,9 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
             # Of two biases the one that the library adds.
             mine = {key if key in theirs else key.replace("bias", "decoder.bias"): each for key, each in mine.items()}
             mine = {key: value for key, value in mine.items() if key in theirs}
-            assert any(key.endswith(DECODERS) for key in mine) == (number % 2 == 1)
+            assert any(key.endswith(DECODERS) for key in mine) == (number % 2 == 1 or family == EUROBERT)
         assert mine.keys() == theirs.keys()
-        assert len(mine) >= (2 + 6 if family == "ModernBert" else 4 + 16)  # of the embeddings and a layer
+        assert len(mine) >= (2 + 6 if family in ("ModernBert", EUROBERT) else 4 + 16)  # of the embeddings and a layer
         found |= gradient_errors(mine, theirs)
         errors |= {f"{name}: {key}": value for key, value in found.items()}
     return errors

@@ -1,4 +1,5 @@
-"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT and ELECTRA beside the library's: hidden states, heads, losses,
+"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT, ELECTRA, ModernBERT and EuroBERT beside the library's: hidden
+states, heads, losses,
 gradients and tensors, of small models by chance."""
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from models.bert import EncodedText, export_huggingface, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.families import (
+    EUROBERT,
     FAMILIES,
     LENGTHS,
     OURS,
@@ -44,6 +46,12 @@ def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 
         return x * cos.unsqueeze(unsqueeze_dim) + torch.cat([-second, first], -1) * sin.unsqueeze(unsqueeze_dim)
 
     return turn(q), turn(k)
+
+
+def normed(norm: Any, h: Tensor) -> Tensor:
+    """EuroBERT's RMSNorm without the library's rounding of hidden states to fp32."""
+    result: Tensor = norm.weight * h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    return result
 
 
 def library_step(model: Any, kind: str, settings: dict[str, Any], texts: list[EncodedText]) -> dict[str, Tensor]:
@@ -100,6 +108,12 @@ def library_results(model: Any, kind: str, settings: dict[str, Any]) -> tuple[di
 EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
 FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
 MODERN = [("ModernBert", kind) for kind in OURS]
+HAS_EUROBERT = hasattr(transformers, "EuroBertConfig")
+WITH_EUROBERT = pytest.mark.skipif(not HAS_EUROBERT, reason="this version of transformers has no EuroBERT")
+EUROPEAN = [
+    (EUROBERT, kind) for kind in ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
+]
+"""The place of the first says what its classifier looks at."""
 OTHERS = [
     ("XLMRoberta", "ForSequenceClassification"),
     ("DistilBert", "ForQuestionAnswering"),
@@ -116,6 +130,14 @@ OTHERS = [
         ((1, 2, 2, 1), torch.float64, [FEW[0], ("Bert", "ForMaskedLM"), FEW[2], MODERN[0], OTHERS[-1]]),
         ((1, 1, 1, 1), torch.float64, MODERN),
         ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
+        pytest.param((1, 1, 1, 1), torch.float64, EUROPEAN, marks=WITH_EUROBERT),
+        pytest.param((1, 1, 1, 1), torch.float64, EUROPEAN[-2:] + EUROPEAN[:1], marks=WITH_EUROBERT),
+        pytest.param((1, 2, 2, 1), torch.float64, [EUROPEAN[0], EUROPEAN[-1]], marks=WITH_EUROBERT),
+        *(
+            pytest.param(shape, dtype, EUROPEAN[first:] + EUROPEAN[:first], marks=(WITH_EUROBERT, pytest.mark.slow))
+            for shape, dtype in (((1, 1, 1, 1), torch.float32), ((2, 2, 2, 1), torch.float64))
+            for first in (2, 3)
+        ),
         pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
         *(
             pytest.param(shape, dtype, cases, marks=pytest.mark.slow)
@@ -148,6 +170,8 @@ def test_models_by_chance_compute_what_the_librarys_do(
     """Ours are at most so much further from the library's in fp64 than its own are in fp32: where a gradient is a sum
     of which most cancels out, those differ from one another by up to 5e-5."""
     monkeypatch.setattr("transformers.models.modernbert.modeling_modernbert.apply_rotary_pos_emb", turned)
+    if HAS_EUROBERT:
+        monkeypatch.setattr("transformers.models.eurobert.modeling_eurobert.EuroBertRMSNorm.forward", normed)
     theirs: dict[str, float] = {}
     for number, (family, kind) in enumerate(cases):
         settings, folder = drawn(family, kind, shape, number), tmp_path / f"{family}{kind}"
@@ -168,12 +192,17 @@ def test_models_by_chance_compute_what_the_librarys_do(
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES]
+    "family",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES),
+        pytest.param(EUROBERT, marks=WITH_EUROBERT),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
     """Names, bits and settings; the library finds no tensor missing and none too much."""
-    for kind, ours in OURS.items():
+    kinds = {kind: ours for kind, ours in OURS.items() if family != EUROBERT or (EUROBERT, kind) in EUROPEAN}
+    for kind, ours in kinds.items():
         folder, back, shape = tmp_path / kind, tmp_path / f"{kind}-back", (1, 1, 1, 1)
         twin = saved(folder, f"{family}{kind}", **drawn(family, kind, shape, 0))
         cube = Cube.single()
@@ -187,9 +216,10 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         found = {name: value for name, value in tensors_of(twin).items() if kind != "Model" or "pooler" not in name}
         assert same(load_file(back / "model.safetensors"), found)
         before, after = (json.loads((each / "config.json").read_text()) for each in (folder, back))
-        if "rope_parameters" in before:  # beside one entry a kind of layer, transformers 5.0 writes some of no kind
-            kinds = before["rope_parameters"].items()
-            before["rope_parameters"] = {kind: said for kind, said in kinds if isinstance(said, dict)}
+        # Beside one entry a kind of layer, transformers 5.0 writes some of no kind.
+        if "rope_parameters" in before and family == "ModernBert":
+            found_of = before["rope_parameters"].items()
+            before["rope_parameters"] = {each: said for each, said in found_of if isinstance(said, dict)}
         labels = {"id2label", "label2id"} if weights.labels else set()
         assert after.items() >= {k: v for k, v in before.items() if k not in labels}.items(), "all that was said"
         again, wrong = getattr(transformers, f"{family}{kind}").from_pretrained(back, output_loading_info=True)

@@ -298,8 +298,24 @@ def test_parts_of_any_rows_of_qkv_and_of_gates(seed: int, parts: int) -> None:
     start, stop = sorted(random.integers(0, parts * heads * d + 1, 2).tolist())
     rows = torch.full((stop - start,), -1)
     for part in range(parts):
-        there, places = rows_of_part(slice(start, stop), d, part, parts)
+        there, places = rows_of_part(slice(start, stop), (d,) * parts, part)
         rows[places] = part * heads * d + torch.arange(there.start, there.stop)
+    assert torch.equal(rows, order[start:stop])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_of_any_rows_of_fewer_heads_of_keys(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups, each, d = random.integers(1, 5, 3).tolist()
+    of_turn = (each * d, d, d)
+    first = (0, groups * each * d, groups * (each + 1) * d)  # the library's tensors one after another
+    turns = [(group, part, width) for group in range(groups) for part, width in enumerate(of_turn)]
+    order = torch.cat([torch.arange(width) + first[part] + group * width for group, part, width in turns])
+    start, stop = sorted(random.integers(0, len(order) + 1, 2).tolist())
+    rows = torch.full((stop - start,), -1)
+    for part in range(3):
+        there, places = rows_of_part(slice(start, stop), of_turn, part)
+        rows[places] = first[part] + torch.arange(there.start, there.stop)
     assert torch.equal(rows, order[start:stop])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
@@ -19,7 +19,7 @@ from tools.corpus.tokenizers import Kind, load_tokenizer
 from tools.corpus.tokenizers.base import TextLayout
 from tools.corpus.tokenizers.export import library_of_sentencepiece
 from tools.corpus.tokenizers.folder import open_tokenizer
-from tools.corpus.tokenizers.huggingface import find_tokenizer, tokenizer_files, with_same_ids
+from tools.corpus.tokenizers.huggingface import find_tokenizer, layout_of, tokenizer_files, with_same_ids
 from tools.corpus.tokenizers.model_dir import keep_tokenizer, tokenizer_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import make_library
@@ -295,6 +295,45 @@ def of_class(folder: Path, kind: str, change: Callable[[Any], None] | None = Non
         change(made)
     made.save(str(folder / "tokenizer.json"))
     return made
+
+
+OF_EUROBERT = ("<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", "<|reserved_special_token_1|>")
+
+
+@pytest.mark.parametrize("own_padding", [False, True])
+def test_a_eurobert_may_have_its_sep_for_padding_too(tmp_path: Path, own_padding: bool) -> None:
+    """As the published ones, which have no [CLS] and no [SEP] by those names. Slots that nobody looks at get a token
+    that no text has."""
+    names = (*OF_EUROBERT, *(["<|pad|>"] if own_padding else []))
+    made: Any = Tokenizer(
+        models.BPE({piece: n for n, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([AddedToken(name, lstrip=name == "<|mask|>", special=True) for name in names])
+    begin, end = (made.token_to_id(name) for name in names[:2])
+    made.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A <|end_of_text|>",
+        pair="<|begin_of_text|> $A <|end_of_text|> $B <|end_of_text|>",
+        special_tokens=[(names[0], begin), (names[1], end)],
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {
+        "bos_token": names[0],
+        "eos_token": names[1],
+        "mask_token": names[2],
+        "pad_token": names[-1 if own_padding else 1],
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "eurobert"}')
+    tokenizer = find_tokenizer(tmp_path).open()
+    padding = made.token_to_id(names[-1])
+    assert tokenizer.special_ids == {"pad": padding, "cls": begin, "sep": end, "mask": made.token_to_id("<|mask|>")}
+    assert layout_of(tmp_path, tokenizer) == TextLayout(second_type=0)
+    # In a text their names are text.
+    assert len(tokenizer.encode(["<|mask|>"])[0]) > 1
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": "<|begin_of_text|>"}))
+    with pytest.raises(ValueError, match=r"calls mask_token '<|begin_of_text|>', and tokenizer.json has '<|mask|>'"):
+        find_tokenizer(tmp_path)
 
 
 def changed(part: str, value: Any) -> Callable[[Any], None]:
