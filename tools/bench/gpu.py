@@ -186,7 +186,7 @@ class GpuCommand(Subcommand):
         is_most = packs == max(self._packs())
         return self._beside_library(
             f"packs-{packs}",
-            "the same with more packs a micro-batch",
+            f"BERT beside transformers with {packs} packs a micro-batch",
             contenders=_MANY_PACKS if is_most else _FEW_PACKS,
             sequences=2 * packs,
             packs=packs,
