@@ -71,19 +71,23 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-# Of tyro, what it needs in its turn, which differs from version to version.
+# Of what any stage needs, before one ends for want of it; of some also what they need in their turn.
 missing=$("$python" - <<'END'
 import importlib.util
 
-lacks = lambda name: importlib.util.find_spec(name) is None
-missing = list(filter(lacks, ("torch", "transformers", "pytest", "tyro")))
+needed = "torch transformers numpy safetensors sentencepiece tqdm pytest pytest_timeout xdist hypothesis tyro"
+packages = {"pytest_timeout": "pytest-timeout", "xdist": "pytest-xdist"}
+missing = []
+for name in needed.split():
+    if importlib.util.find_spec(name) is None:
+        missing.append(packages.get(name, name))
+    elif name in ("xdist", "hypothesis", "tyro"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing.append(error.name)
 if "tyro" in missing:
-    missing += filter(lacks, ("docstring_parser", "typeguard"))
-else:
-    try:
-        import tyro
-    except ModuleNotFoundError as error:
-        missing.append(error.name)
+    missing += [name for name in ("docstring_parser", "typeguard") if importlib.util.find_spec(name) is None]
 print(*missing)
 END
 )

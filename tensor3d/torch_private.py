@@ -296,6 +296,14 @@ def has_triton() -> bool:
     return bool(private("utils._triton.has_triton")())
 
 
+def compiling_often(most: int) -> AbstractContextManager[Any]:
+    """Inside, `torch.compile` makes up to so many kinds of code of one function, and raises where there would be more.
+    Else it makes 8, and runs the function as it is written from then on."""
+    settings = import_module("torch._dynamo.config")
+    found: AbstractContextManager[Any] = settings.patch(recompile_limit=most, fail_on_recompile_limit_hit=True)
+    return found
+
+
 def compiler_settings() -> list[Any]:
     """The modules that hold them, with `get_config_copy` and `load_config`."""
     return [import_module("torch._dynamo.config"), import_module("torch._inductor.config")]

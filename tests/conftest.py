@@ -100,8 +100,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """How two processes share a run (`make test`, `make test-slow`): tests with ranks and whole jobs go to one, where
-    they take both cores in turn; beside it the other takes the rest, file by file, which takes one core or waits."""
+    """How two processes share a run by `--dist loadscope` (`make test`, `make test-slow`): tests with ranks and whole
+    jobs go to one, where they take both cores in turn; beside it the other takes the rest, file by file, which takes
+    one core or waits. None: as another `--dist` says, test by test on the many cores of a GPU's host (`bench gpu`)."""
+    if config.getvalue("dist") != "loadscope":
+        return None
     from xdist.scheduler import LoadScopeScheduling
 
     class RanksAlone(LoadScopeScheduling):

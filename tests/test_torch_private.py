@@ -15,7 +15,7 @@ import torch
 from tensor3d import Sequences, attention, torch_private
 from tensor3d.attention import cpu
 from tensor3d.attention.backends import SUPPORT, AttentionRequest
-from tensor3d.torch_private import accept_mesh_order, has_bf16_products, is_there, private
+from tensor3d.torch_private import accept_mesh_order, compiling_often, has_bf16_products, is_there, private
 
 ROOT = Path(__file__).parent.parent
 SHIM = ROOT / "tensor3d" / "torch_private.py"
@@ -144,3 +144,27 @@ def test_a_look_up_that_older_torch_ends_by_a_key_error_finds_nothing(monkeypatc
     accept_mesh_order()  # once is enough
     mended = module._get_flattened_mesh_by_layout
     assert (mended("mesh", (0, 1)), mended("mesh", (1, 0)), mended._before) == ("mesh", None, strict)
+
+
+def test_many_kinds_of_code_of_one_function() -> None:
+    """More than PyTorch makes by default; and no kind beyond those runs as it is written without a word."""
+    made: list[object] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    def function(x: torch.Tensor, kind: str) -> torch.Tensor:
+        return x + len(kind)
+
+    compiled, x = torch.compile(function, backend=backend, dynamic=False), torch.ones(2)
+    kinds = ["x" * number for number in range(12)]
+    assert torch._dynamo.config.recompile_limit < len(kinds)
+    with compiling_often(12):
+        for kind in kinds:
+            compiled(x, kind)
+        assert len(made) == 12
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            compiled(x, "y" * 12)
+    assert compiled(x, kinds[5]).tolist() == [6.0, 6.0]
+    assert len(made) == 12, "what is compiled is kept outside"

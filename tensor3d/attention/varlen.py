@@ -49,14 +49,19 @@ def flash(
 ) -> Tensor:
     """PyTorch's own operator of FlashAttention: `torch.nn.attention.varlen` wraps it, but in one of Python's, which
     costs the host a millisecond a layer, without dropout, and takes cuDNN instead where that is newer, which plans
-    every shape anew. A test runs it on fake tensors, which check its arguments."""
+    every shape anew. A test runs it on fake tensors, which check its arguments.
+
+    Args:
+        most: rows that ask of one sequence, at most. The kernel is told of two at least: where it is told of one, and
+            heads of k and v are fewer, it takes every sequence for one with a row that asks, and there may be others.
+    """
     result: Tensor = flash_attention(
         q,
         k,
         v,
         q_ends,
         k_ends,
-        most,
+        max(most, 2),
         longest,
         dropout,
         window_size == (-1, 0),

@@ -262,6 +262,25 @@ def test_what_is_given_to_the_kernel(numbers: list[int] | None, kv_heads: int, m
         assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
+def test_the_kernel_is_told_of_two_rows_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer heads of keys and one row at most it counts on one of every sequence, as while a model writes."""
+    module = importlib.import_module("tensor3d.attention.varlen")
+    told: list[tuple[int, int]] = []
+
+    def operator(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *sizes: int, **_: object) -> Any:
+        told.append(sizes[:2])
+        return (torch.zeros_like(q),)
+
+    monkeypatch.setattr(module, "flash_attention", operator)
+    sequences = Sequences.from_lengths([3, 2, 4])
+    for numbers in ([0, 5, -1], [0, 1, 2]):
+        queries = RowSelection.from_numbers(numbers)
+        call = AttentionArgs(sequences=sequences, queries=queries, dropout=0.0, causal=False, window=None)
+        q, k, v, _ = drawn(sequences, queries, torch.bfloat16)
+        module.varlen(q, k[:, :1], v[:, :1], call)
+    assert told == [(2, 4), (3, 4)]
+
+
 def drawn(
     sequences: Sequences, queries: RowSelection | None, dtype: torch.dtype, device: str = "cpu", width: int = 8
 ) -> list[Tensor]:
@@ -499,6 +518,22 @@ def test_backends_on_a_gpu(
     for name, a, b in zip(("output", "q", "k", "v"), got, wanted, strict=True):
         error = float((a - b).abs().max() / b.abs().max())
         assert error < tolerance, f"{name} errs by {error}"
+
+
+@gpu
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("numbers", [[0, 5, -1, 150], [200, -1]])
+def test_one_row_that_asks_of_some_sequences(numbers: list[int], kv_heads: int) -> None:
+    """And none of the others, as a [CLS] of each text and none of what is left of a pack."""
+    sequences = Sequences.from_lengths(LENGTHS, "cuda")
+    queries = RowSelection.from_numbers(numbers).to("cuda")
+    q, k, v, direction = drawn(sequences, queries, torch.bfloat16, "cuda", width=32)
+    data = [q, k[:, :kv_heads], v[:, :kv_heads], direction]
+    got = results(lambda *qkv: attention(*qkv, sequences, backend="varlen", queries=queries), *data)
+    wide = [t.double() for t in data]
+    wanted = results(lambda *qkv: attention(*qkv, sequences, backend="reference", queries=queries), *wide)
+    for a, b in zip(got, wanted, strict=True):
+        assert float((a - b).abs().max() / b.abs().max()) < 4e-2
 
 
 @gpu

@@ -50,3 +50,25 @@ def test_wheels_are_found(pip: bool, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "it is there ['gpu', '--seconds', '5']"
     assert not list(tmp_path.glob("tmp.*")), "what was unpacked is gone"
+
+
+def test_what_any_stage_needs_is_missed_first(tmp_path: Path) -> None:
+    """With the packages' names, by which pip knows them, and by a Python that has none of them."""
+    lay(tmp_path, pip=True)
+    python = tmp_path / "bin" / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    done = subprocess.run(
+        ["bash", str(tmp_path / "repo" / "launch" / SCRIPT.name), "--seconds", "5"],
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    needed = (
+        "torch transformers numpy safetensors sentencepiece tqdm pytest pytest-timeout pytest-xdist hypothesis tyro"
+    )
+    command = f"  python -m pip download --no-deps -d wheels {needed} docstring_parser typeguard"
+    assert done.stderr.splitlines()[-1] == command

@@ -24,7 +24,7 @@ _TESTS = (
     "tests/distributed/test_no_host_sync.py",
     "tests/data/test_loader_delivery.py",
 )
-_PROCESSES = 4  # that test beside one another, where there are as many cores
+_PROCESSES = (8, 4)  # that test beside one another, where there are twice as many cores: more compile at once
 _HANGS = 120  # seconds after which a test tells where it is
 _PADDED = 16
 """Sequences of a padded micro-batch where memory is short: beside a graph, whose memory nobody else gets, and beside
@@ -154,8 +154,21 @@ class GpuCommand(Subcommand):
         return ("--length", str(self.length), "--vocab", str(self.vocab), *self._lengths, *layers)
 
     def _facts_and_tests(self) -> list[Stage]:
-        workers = str(_PROCESSES) if usable_cores() >= 2 * _PROCESSES else "0"
-        pytest = ("-m", "pytest", "-q", "-ra", "-n", workers, "-p", "no:cacheprovider", "-p", "no:benchmark")
+        workers = str(next((number for number in _PROCESSES if usable_cores() >= 2 * number), 0))
+        pytest = (
+            "-m",
+            "pytest",
+            "-q",
+            "-ra",
+            "-n",
+            workers,
+            "--dist",
+            "worksteal",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+        )
         hangs = ("-o", f"faulthandler_timeout={_HANGS}", "-o", "faulthandler_exit_on_timeout=false")
         return [
             Stage(
@@ -186,7 +199,7 @@ class GpuCommand(Subcommand):
         is_most = packs == max(self._packs())
         return self._beside_library(
             f"packs-{packs}",
-            "the same with more packs a micro-batch",
+            f"BERT beside transformers with {packs} packs a micro-batch",
             contenders=_MANY_PACKS if is_most else _FEW_PACKS,
             sequences=2 * packs,
             packs=packs,

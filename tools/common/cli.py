@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import logging
 import os
 import shlex
 import signal
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -216,7 +218,8 @@ def run_main(
     options: type | None = None,
 ) -> int:
     """The exit status of `action`; 2 for bad input or a file that cannot be read or written, 1 where another rank died
-    (one message on standard error each), 130 after Ctrl-C. Where the reader of standard output has gone, as `head`
+    (one message on standard error each), 130 after Ctrl-C, quietly but where Python was asked to tell of faults
+    (`-X faulthandler`), as a stage of `bench gpu` is. Where the reader of standard output has gone, as `head`
     does, the command goes on to its end, quietly: it may have files to write.
 
     Args:
@@ -245,6 +248,8 @@ def run_main(
     except KeyboardInterrupt:
         # torchrun passes on the Ctrl-C that has reached this process already.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if faulthandler.is_enabled():
+            traceback.print_exc()
         return 130
     return status
 

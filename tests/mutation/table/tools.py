@@ -394,9 +394,23 @@ MUTATIONS = (
     Mutation(
         "stages-end-without-being-asked",
         "tools/bench/harness/stages.py",
-        old="os.killpg(process.pid, signal.SIGINT)",
-        new="os.killpg(process.pid, signal.SIGKILL)",
+        old="(signal.SIGINT, grace), (signal.SIGABRT, _TOLD)",
+        new="(signal.SIGKILL, grace), (signal.SIGABRT, _TOLD)",
         tests=("tests/tools/bench/harness/test_stages.py::test_at_its_limit_a_stage_tells_where_it_was",),
+    ),
+    Mutation(
+        "deaf-stages-end-without-a-word",
+        "tools/bench/harness/stages.py",
+        old=", (signal.SIGABRT, _TOLD)):",
+        new=",):",
+        tests=("tests/tools/bench/harness/test_stages.py::test_a_stage_that_does_not_listen_tells_where_it_is",),
+    ),
+    Mutation(
+        "compiled-layers-of-the-library-run-as-written",
+        "tools/bench/vs_transformers/contenders.py",
+        old="return compiling_often(_KINDS) if compiled else nullcontext()",
+        new="return nullcontext()",
+        tests=("tests/tools/bench/vs_transformers/test_pretrain.py::test_layers_of_the_library_stay_compiled",),
     ),
     Mutation(
         "attention-passes-of-a-turn-count-as-one",

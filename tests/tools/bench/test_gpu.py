@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tools.bench import gpu_facts
+from tools.bench import gpu, gpu_facts
 from tools.bench.__main__ import main, parse
 from tools.bench.gpu import GpuCommand
 from tools.bench.profile import Kernel, ProfileCommand, table
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_stages_are_chosen_in_the_order_of_their_worth() -> None:
@@ -46,6 +49,21 @@ def test_every_command_of_the_stages_can_be_read() -> None:
     assert read == ["ProfileCommand", *["LibraryCommand"] * 3, "AttentionCommand", "LibraryCommand"]
     with pytest.raises(SystemExit):
         parse(["library", "--no-such-option", "1"])
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(2, "0"), (8, "4"), (15, "4"), (16, "8"), (64, "8")])
+def test_tests_share_the_cores_test_by_test(
+    cores: int, processes: str, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """File by file, one with FlexAttention's kernels would go on long after the others."""
+    monkeypatch.setattr(gpu, "usable_cores", lambda: cores)
+    (tests,) = GpuCommand(output=Path("results"), stages="tests").chosen()
+    words = tests.command
+    assert (words[words.index("-n") + 1], words[words.index("--dist") + 1]) == (processes, "worksteal")
+    plugins = pytestconfig.pluginmanager.get_plugins()
+    ours = [each for each in plugins if Path(getattr(each, "__file__", None) or "").parent == ROOT / "tests"]
+    (hook,) = [each.pytest_xdist_make_scheduler for each in ours if hasattr(each, "pytest_xdist_make_scheduler")]
+    assert hook(SimpleNamespace(getvalue=lambda _: "worksteal"), None) is None
 
 
 def test_what_may_lack_memory_has_a_smaller_stage() -> None:

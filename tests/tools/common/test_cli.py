@@ -200,3 +200,19 @@ def test_a_rank_that_fails_alone_waits_for_nobody(
     with pytest.raises(type(error)), cube_of(CubeShape()):
         raise error
     assert done == wanted
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_where_a_command_was_interrupted(
+    asked: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person knows it; who reads the log of a stage of `bench gpu`, which asks Python to tell of faults, does not."""
+
+    def action() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.faulthandler, "is_enabled", lambda: asked)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    assert cli.run_main("tools.bench", action) == 130
+    told = capsys.readouterr().err
+    assert ("in action" in told and told.endswith("KeyboardInterrupt\n")) if asked else told == ""

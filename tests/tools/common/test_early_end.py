@@ -24,3 +24,12 @@ def test_ctrl_c_among_imports(program: str, problem: str, status: int, told: str
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == status
     assert ended.stderr.splitlines()[-1:] == ([told] if told else [])
+
+
+def test_ctrl_c_among_imports_of_who_is_to_tell_of_faults() -> None:
+    code = "import sys; sys.argv[0] = '-m'; import tools; raise KeyboardInterrupt"
+    command = [sys.executable, "-X", "faulthandler", "-c", code]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130
+    assert ended.stderr.startswith("Traceback (most recent call last):")
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"

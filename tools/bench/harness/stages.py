@@ -30,14 +30,17 @@ _GRACE = {"limit": 10.0, "signal": 5.0}
 """Seconds from asking a stage to end to ending it. A signal is followed by SIGKILL soon, where machines are lent."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEAD = """
-import ctypes, os, signal, sys
+import ctypes, os, resource, signal, sys
 os.setpgrp()
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-u", "-X", "faulthandler", *sys.argv[1:]])
 """
-"""What a stage is before it becomes itself: it leads a group, of this session, and ends with the process that runs it.
-(Python's `preexec_fn` would do it, and warns of threads.)"""
+"""What a stage is before it becomes itself: it leads a group, of this session, ends with the process that runs it, and
+leaves no image of its memory where it aborts. Python tells where a process is that aborts or dies in a library, and
+`run_main` where it was interrupted. (Python's `preexec_fn` would do it, and warns of threads.)"""
+_TOLD = 2.0  # seconds for what aborts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,11 +271,12 @@ def _log(path: Path, heading: str) -> Iterator[IO[bytes] | None]:
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
     """Ends it, and whatever it has started. It is asked first: pytest then tells what has failed, others where they
-    were."""
-    if process.poll() is None and grace > 0:
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(grace)
+    were. What does not listen, in a kernel's wait say, aborts, and tells where all of its threads are."""
+    for number, seconds in ((signal.SIGINT, grace), (signal.SIGABRT, _TOLD)):
+        if process.poll() is None and grace > 0:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(seconds)
     with suppress(ProcessLookupError):  # none: all are gone, or it leads no group yet
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from tensor3d.data.loader import settle
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.ops.fp8 import Scaling
 from tensor3d.optim import AdamW, decay_groups
-from tensor3d.torch_private import mark_dynamic
+from tensor3d.torch_private import compiling_often, mark_dynamic
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig
@@ -133,6 +134,9 @@ _SHADOWING = {ROWS_SHADOWS, COMPILED_SHADOWS}
 _READING_ROWS = {ROWS, ROWS_COMPILED, *_SHADOWING, *FP8}
 _ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}
 """What the library's models call their encoder."""
+_KINDS = 64
+"""Of code of a layer of the library: in training and in the check, with a mask and without, of other lengths and
+numbers of sequences. All contenders whose layers are compiled have the same layer, so that 8 are soon made."""
 _CLIP, _DECAY = 1.0, 0.01
 _OPTIONS = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}
 
@@ -286,7 +290,7 @@ class Library(Implementation):
         compiled: bool = False,
     ) -> None:
         self.config, self.model, self.optimizer = config, model, optimizer
-        self._compute, self._masked_rows = compute, masked_rows
+        self._compute, self._masked_rows, self._compiled = compute, masked_rows, compiled
         self._encoder: Any = getattr(model, _ENCODERS[config.family])
         if compiled:
             compile_layers(self._encoder)
@@ -294,7 +298,7 @@ class Library(Implementation):
     def gradients(self, work: Work) -> Tensor:
         total = torch.zeros((), device=work.padded[0].ids.device)
         for batch in work.padded:
-            with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
+            with _precision(total.device, self._compute), _compiler(self._compiled):
                 logits, labels, pairs = self._masked(batch) if self._masked_rows else self._whole(batch)
                 # The library's own losses, but as parts of the step's means: batches differ in what is masked.
                 loss = F.cross_entropy(logits, labels, reduction="sum") / work.step.targets
@@ -351,7 +355,8 @@ class Unpadded(Implementation):
     ) -> None:
         from transformers import AttentionInterface
 
-        self.config, self.model, self.optimizer, self._compute = config, model, optimizer, compute
+        self.config, self.model, self.optimizer = config, model, optimizer
+        self._compute, self._compiled = compute, compiled
         AttentionInterface.register(_VARLEN, _varlen_attention)
         bert: Any = model.bert
         if compiled:
@@ -366,7 +371,7 @@ class Unpadded(Implementation):
         settings._attn_implementation = _VARLEN  # the padded contenders have the same model
         try:
             for batch in work.step.batches:
-                with torch.autocast(total.device.type, self._compute, enabled=self._compute is not None):
+                with _precision(total.device, self._compute), _compiler(self._compiled):
                     hidden = self._hidden(batch)
                     logits = heads.predictions(hidden.index_select(0, batch.masked.clamp(min=0)))
                     pairs = heads.seq_relationship(
@@ -396,6 +401,15 @@ class Unpadded(Implementation):
         found = self._encoder(embedded, use_cache=False, ends=ends, longest=longest, packed=sequences)
         hidden: Tensor = found.last_hidden_state
         return hidden.squeeze(0)
+
+
+def _precision(device: torch.device, compute: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, compute, enabled=compute is not None)
+
+
+def _compiler(compiled: bool) -> AbstractContextManager[Any]:
+    """Inside, layers that are compiled stay so, or it raises: nothing is measured under the name of something else."""
+    return compiling_often(_KINDS) if compiled else nullcontext()
 
 
 _VARLEN = "packed-varlen"

@@ -84,7 +84,8 @@ class Rounds:
     steps: int
     """Of a turn, each on other sequences."""
     warmup: int
-    """Steps of each contender before, at least 1: the first one makes the optimiser's state, and compiles."""
+    """Steps of each contender before, at least 1: the first one makes the optimiser's state, and compiles; each further
+    one, of other sequences, compiles for what it has that none had before."""
     memory: bool
     """Whether one more step is followed by a profiler."""
     operators: int
@@ -163,7 +164,8 @@ def measure(
         failed: gets those that have failed.
         backend: of our attention.
         capacity: slots of a pack.
-        steps: by kind of input; the first is for the check, for warming up and for the peak, the others are timed.
+        steps: by kind of input; the first ones are for warming up, the very first also for the check and for the peak,
+            and the others are timed.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_model(config, Path(folder), seed)
@@ -203,11 +205,11 @@ def _on_input(
     device: torch.device,
 ) -> list[SideFigures]:
     """All contenders in turns, on one kind of input. After each round it is told, so that who is cut off has that."""
-    first, *timed = steps
+    first, timed = steps[0], steps[turns.warmup :]
     names = list(running.sides)
     print(", ".join([model_name(place[0]), *place[1:]]), flush=True)
-    for number in range(turns.warmup):
-        taken = {name: running.attempt(name, partial(_timed, first)) for name in _shown(running.sides, "warming up")}
+    for number, work in enumerate(steps[: turns.warmup]):
+        taken = {name: running.attempt(name, partial(_timed, work)) for name in _shown(running.sides, "warming up")}
         _tell(f"warm-up {number + 1} of {turns.warmup}", {name: [each] for name, each in taken.items() if each})
     told: dict[str, list[Sample]] = {}
 
@@ -365,7 +367,7 @@ class LibraryCommand(Benchmark[Task]):
     rounds: Count = 5
     """Turns that each contender gets, one contender after another."""
     warmup: Annotated[int, AtLeast(1, why=_WHY_WARMUP)] = 1
-    """Steps of each contender before that, at least 1."""
+    """Steps of each contender before that, at least 1, each on other sequences."""
     layers: Count | None = None
     """Transformer layers, instead of the preset's."""
     dropout: float = 0.1
@@ -448,7 +450,7 @@ class LibraryCommand(Benchmark[Task]):
         with using_threads(self.threads or usable_cores()):
             print(f"lengths: {plan.source}; {torch.get_num_threads()} threads", flush=True)
             steps = {kind: self._works(kind, plan.lengths, device) for kind in plan.inputs}
-            held = [input_figures(kind, mine[1:]) for kind, mine in steps.items()]
+            held = [input_figures(kind, mine[self.warmup :]) for kind, mine in steps.items()]
             print("\n".join(str(each) for each in held), flush=True)
             results: list[SideFigures] = []
             failed: list[dict[str, str]] = []
@@ -526,7 +528,7 @@ class LibraryCommand(Benchmark[Task]):
         return works(
             kind,
             lengths,
-            steps=self.rounds * self.steps + 1,  # the first one is for the check, for warming up and for the peak
+            steps=self.warmup + self.rounds * self.steps,
             sequences=self.sequences or _SEQUENCES[kind],
             micro_batch=self.micro_batch,
             packs=self.packs or max(1, self.micro_batch * self.length // capacity),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -61,6 +62,30 @@ def test_at_its_limit_a_stage_tells_where_it_was(own: int, left: float, tmp_path
     log = (tmp_path / "long.log").read_text()
     assert "begun" in log
     assert "KeyboardInterrupt" in log
+
+
+def test_a_stage_that_does_not_listen_tells_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits in a library for ever: all of its threads."""
+    monkeypatch.setitem(module._GRACE, "signal", 0.1)
+    log, caught = tmp_path / "deaf.log", []
+    code = (
+        "import signal, threading, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "def waits(): time.sleep(60)\n"
+        "threading.Thread(target=waits, daemon=True).start(); print('begun', flush=True); time.sleep(60)"
+    )
+
+    def interrupt() -> None:
+        until(lambda: log.exists() and "begun\n" in log.read_text())
+        caught.append(signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    outcome = run_stage(stage("deaf", code), tmp_path, 60, caught)
+    thread.join()
+    assert (outcome.ended, outcome.status) == ("signal", -signal.SIGABRT)
+    told = log.read_text()
+    assert "Fatal Python error: Aborted" in told
+    assert re.search(r"line 2 in waits\n(.*\n)*.*line 3 in <module>", told)
 
 
 @pytest.mark.slow

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
+from models.bert import PRESETS
 from models.bert.cost_model.param_shapes import parameters
 from tensor3d import CubeShape, ExecutionPolicy
 from tensor3d.data.loader import tensors_of
 from tensor3d.data.packed_batch import Pack, collate
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells, header
+from tools.bench.vs_transformers import contenders, pretrain
 from tools.bench.vs_transformers import figures as library_operators
-from tools.bench.vs_transformers import pretrain
-from tools.bench.vs_transformers.contenders import Checked, Library, Ours
+from tools.bench.vs_transformers.contenders import Checked, Library, Ours, Unpadded
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work, padded_batch, padded_batches, samples_of, works
 from tools.bench.vs_transformers.figures import (
     Operator,
@@ -276,6 +277,63 @@ def test_the_compiler_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> No
     LibraryCommand().check()
     with pytest.raises(ValueError, match="no compiler here"):
         LibraryCommand(contenders="transformers-masked,ours-compiled").check()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", [Library, Unpadded])
+def test_layers_of_the_library_stay_compiled(
+    kind: type[Library | Unpadded], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All contenders have the same layer, of which PyTorch by default compiles 8 kinds, and runs others as written."""
+    pytest.importorskip("transformers")
+    limits, settings = [], torch._dynamo.config
+
+    def computed(*_: object) -> None:
+        limits.append((settings.recompile_limit, settings.fail_on_recompile_limit_hit))
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(contenders, "compile_layers", lambda _: None)
+    monkeypatch.setattr(Library, "_masked", computed)
+    monkeypatch.setattr(Unpadded, "_hidden", computed)
+    bert = SimpleNamespace(encoder=None, embeddings=None, pooler=None)
+    model: Any = SimpleNamespace(bert=bert, cls=None, config=SimpleNamespace(_attn_implementation="sdpa"))
+    more = {"masked_rows": True} if kind is Library else {}
+    side: Any = kind(PRESETS["tiny"], model, None, torch.bfloat16, compiled=compiled, **more)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="seen enough"):
+        side.gradients(made(PADDED)[0])
+    assert limits == [(64, True) if compiled else (settings.recompile_limit, False)]
+    assert settings.recompile_limit < 64
+
+
+def test_each_step_is_of_sequences_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-ups too: what compiles anew for other lengths then seldom does so while it is timed."""
+    seen = []
+
+    class Side:
+        def prepared(self, work: Any) -> Any:
+            return work
+
+        def step(self, work: Any) -> None:
+            seen.append(work.number)
+
+        def flops(self, _: Any) -> int:
+            return 1
+
+        def slots(self, _: Any) -> int:
+            return 4
+
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(pretrain, "works", lambda *_, **options: asked.update(options))
+    LibraryCommand(warmup=3, rounds=2, steps=2)._works(PADDED, np.ones(4, dtype=np.int64), torch.device("cpu"))
+    assert asked["steps"] == 3 + 2 * 2
+    running = Running(("tiny", "fp32"))
+    running.add("transformers-masked", lambda _: Side())  # type: ignore[arg-type, return-value]
+    turns = pretrain.Rounds(rounds=2, steps=2, warmup=3, memory=False, operators=0)
+    steps: Any = [SimpleNamespace(number=n, step=SimpleNamespace(tokens=3, sequences=1)) for n in range(7)]
+    checks = {"transformers-masked": Checked(loss=1, gradient_norm=1)}
+    (found,) = pretrain._on_input(("tiny", "fp32", PADDED), running, checks, steps, turns, 1.0, torch.device("cpu"))
+    assert seen == list(range(7))
+    assert (found.steps, found.fill) == (4, 0.75)
 
 
 @pytest.mark.parametrize(
