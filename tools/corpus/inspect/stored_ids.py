@@ -42,7 +42,8 @@ def check_ids(dataset: IndexedDataset, vocab_size: int, step: str, counted: int 
         document = int(np.searchsorted(dataset.documents, item, side="right")) - 1
         raise ValueError(
             f"{path} has the id {first[1]} in document {document:,}, and the vocabulary {vocab_size:,} pieces: "
-            f"{wrong:,} of its {at:,} ids are none. It is damaged, or of another tokenizer. Copy it again, or run {step} again."
+            f"{wrong:,} of its {at:,} ids are none. It is damaged, or of another tokenizer. Copy it again, or run "
+            f"{step} again."
         )
     return count
 
