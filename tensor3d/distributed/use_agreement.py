@@ -105,6 +105,10 @@ class UseAgreement:
         the values that one rank has got, and others cannot know of. They would wait for it, were it raised here."""
         self._wrong_input = self._wrong_input or wrong_input
 
+    def forget_told(self) -> None:
+        """For a step that is given up without such a pass."""
+        self._wrong_input = ""
+
     def check_copies(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError, on every rank, where ranks that hold copies of a tensor do not hold the same bits."""
         if not self._is_dry:

@@ -175,6 +175,8 @@ def _bad_ids_of_one_plane(shape: Shape) -> tuple[list[str], list[float], bool]:
             embedding(bad)
     except ValueError as refusal:
         messages.append(str(refusal))
+    loss(**({"ids": bad} if alone else {}))
+    cube.ledger.discard()  # a step that is given up before its backward pass
     loss().backward()  # the next pass is a good one
     return messages, losses, all(bool(p.grad.isfinite().all()) for p in (embedding.weight, table.weight))
 
