@@ -21,10 +21,10 @@ from models.bert import PRESETS
 from models.folder_kinds import instead, is_gpt_run
 from tensor3d import CubeShape
 from tools.common.cli import run_main
-from tools.common.files import WRONG_ENTRIES, check_output, parsed_json, read_file, what_is_wrong
+from tools.common.files import WRONG_ENTRIES, check_output, check_suffix, parsed_json, read_file, what_is_wrong
 from tools.common.log import take_verbose
 from tools.common.parse import parse_options
-from tools.common.plotting import new_figure, plain, running_mean, save, style, window_of
+from tools.common.plotting import PICTURES, new_figure, plain, running_mean, save, style, window_of
 from tools.training.metrics import JOURNAL, read_journal
 from tools.training.metrics.records import BY_AXIS, EVALUATION_TAGS, STEP_TAGS
 
@@ -254,6 +254,7 @@ def run(command: Command) -> int:
         # Of a folder its pictures alone are drawn anew.
         inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir()]
         check_output(output, others=[each for each in inside if each.suffix != ".png"])
+        check_suffix(output, PICTURES)
     curves = [read_run(folder, command.tag) for folder in command.runs]
     save(draw(curves, command.tag), output)
     for curve in curves:

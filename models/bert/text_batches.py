@@ -5,6 +5,7 @@ N texts of the batch, k = z packs of a plane (one for each rank's rows on face y
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,27 @@ class EncodedText:
     """int64 (masked,): places in the sequence whose pieces are asked for, ascending."""
     hidden: NDArray[np.int64] | None = None
     """int64 (masked,): what stood there, where that is to be compared."""
+
+    @property
+    def key(self) -> bytes:
+        """The same of texts that are equal to the model, and of no others: 16 bytes."""
+        told = np.concatenate(([len(self.ids)], self.ids, self.types, self.masked), dtype=np.int64)
+        return hashlib.blake2b(told.tobytes(), digest_size=16).digest()
+
+
+def distinct_texts(texts: Sequence[EncodedText]) -> tuple[list[EncodedText], list[int]]:
+    """Each text once, in the order in which they come first, and which of these each of them is.
+
+    For whatever is to be equal of equal texts: the last bits of what a model says of one follow from its batch, too.
+    """
+    places: dict[bytes, int] = {}
+    first: list[EncodedText] = []
+    of_texts = []
+    for text in texts:
+        of_texts.append(places.setdefault(text.key, len(first)))
+        if of_texts[-1] == len(first):
+            first.append(text)
+    return first, of_texts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -95,7 +95,7 @@ class Segments:
                 wrong = ids.max() if ids.min() >= 0 else ids.min()
                 raise ValueError(
                     f"the data holds the id {wrong}, which a vocabulary of {vocab_size} does not have; it was prepared "
-                    "with another tokenizer."
+                    "with another tokenizer, or a file is damaged."
                 )
 
     def tokens(self, special: SpecialTokens) -> Tokens:

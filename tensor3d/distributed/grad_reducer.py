@@ -372,7 +372,10 @@ class GradReducer:
         return relative
 
     def discard(self) -> None:
-        """Drops gradients held back by `holding`: for a step that is given up in the middle of its accumulation."""
+        """Drops gradients held back by `holding`, and what was told of wrong inputs: for a step that is given up in the
+        middle of its accumulation, or before it."""
+        if self.agreement is not None:
+            self.agreement.forget_told()
         for ledger in self._relatives:
             ledger._held.clear()
             ledger._unsummed_while_holding.clear()

@@ -71,6 +71,7 @@ class _Told(NamedTuple):
     shares: bool
     of_recomputed: bool
     steps: int
+    wrong_input: str
 
 
 class UseAgreement:
@@ -97,6 +98,16 @@ class UseAgreement:
         self._compared: set[Number] = set()  # whose copies were compared
         self.steps = 0
         """Of optimisers that hold parameters of the cube, whether or not these have a gradient."""
+        self._wrong_input = ""
+
+    def tell(self, wrong_input: str) -> None:
+        """Has the backward pass that next sums over ranks raise ValueError with this, on every rank: what is wrong with
+        the values that one rank has got, and others cannot know of. They would wait for it, were it raised here."""
+        self._wrong_input = self._wrong_input or wrong_input
+
+    def forget_told(self) -> None:
+        """For a step that is given up without such a pass."""
+        self._wrong_input = ""
 
     def check_copies(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ValueError, on every rank, where ranks that hold copies of a tensor do not hold the same bits."""
@@ -120,9 +131,9 @@ class UseAgreement:
         by, if that changes.
 
         Raises:
-            ValueError: ranks that work on one parameter together have not all used it, or have dropped a reentrant
-                checkpoint that others have, or have taken other numbers of optimiser steps, or copies of a parameter
-                that is used for the first time differ; on every rank.
+            ValueError: some rank was told of a wrong input, or ranks that work on one parameter together have not all
+                used it, or have dropped a reentrant checkpoint that others have, or have taken other numbers of
+                optimiser steps, or copies of a parameter that is used for the first time differ; on every rank.
         """
         sent, buckets = own.sent, own.buckets
         entries = self._by_number(own.late, lambda entry: entry.parameter, sent)
@@ -136,11 +147,20 @@ class UseAgreement:
         for number, parameter in parameters.items():
             uses[number] = _Use("none", tuple(parameter.shape), parameter.dtype)
         has_sent = buckets is not None and buckets.has_sent
-        mine = _Told(uses, has_sent, own.is_new, own.record, own.shares, own.of_recomputed, self.steps)
+        wrong_input, self._wrong_input = self._wrong_input, ""
+        mine = _Told(uses, has_sent, own.is_new, own.record, own.shares, own.of_recomputed, self.steps, wrong_input)
         known = sorted((number, use.over, use.early, use.late) for number, use in uses.items())
-        told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed, self.steps
+        told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed, self.steps, wrong_input
         alike = all_equal(_hashed(repr(told)), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
+        if wrong := {each.wrong_input: None for each in by_rank if each.wrong_input}:
+            of_ranks = ([rank for rank, each in enumerate(by_rank) if each.wrong_input == text] for text in wrong)
+            raise ValueError(
+                "; ".join(
+                    text if alike else f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}: {text}"
+                    for text, ranks in zip(wrong, of_ranks, strict=True)
+                )
+            )
         if len({each.shares for each in by_rank}) > 1:
             raise ValueError(
                 f"ranks {_listed([rank for rank, each in enumerate(by_rank) if each.shares])} alone have an optimiser "

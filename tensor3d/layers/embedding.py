@@ -23,7 +23,15 @@ from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.sharding.activation_layout import check_divides, in_batch, lies
 from tensor3d.sharding.param_layout import block, check_layout, local, matrix, normal, table
-from tensor3d.sharding.redistribute import add_by_row, check_numbers, chosen_rows, local_rows, places_in, sums_by_row
+from tensor3d.sharding.redistribute import (
+    add_by_row,
+    check_numbers,
+    chosen_rows,
+    local_rows,
+    places_in,
+    spoil,
+    sums_by_row,
+)
 from tensor3d.sharding.weight_slabs import (
     block_or_shadow,
     get_gathered_weight,
@@ -71,7 +79,7 @@ class Embedding3D(nn.Module):
 
     Raises:
         ValueError: H does not divide by z, V is below 1 or not below 2^31, or (on the CPU) ids outside of the
-            vocabulary.
+            vocabulary; with gradients, where other planes have other ids, at the end of the backward pass.
     """
 
     def __init__(self, vocab: int, hidden: int, cube: Cube, *, std: float = 0.02) -> None:
@@ -91,13 +99,15 @@ class Embedding3D(nn.Module):
         """
         if ids.dim() == 2:
             return in_batch(partial(self.forward, planes_alike=planes_alike), ids, "Embedding3D")
-        check_numbers("ids", ids, self.vocab, self.cube)
+        ids, outside = check_numbers("ids", ids, self.vocab, self.cube)
         check_layout(self.weight, matrix("z"), self.cube)
         most = ids.shape[0] if planes_alike else largest(ids.shape[0], self.cube.hosts_along_x)
         way, position = self._way(most), position_in_pass(None, self.cube)
         if way == "table":
-            return _Embedding.apply(self.weight, ids, self.cube, position)
-        return _LookupOfAllPlanes.apply(self.weight, ids, self.cube, position, way, most)
+            found = _Embedding.apply(self.weight, ids, self.cube, position)
+        else:
+            found = _LookupOfAllPlanes.apply(self.weight, ids, self.cube, position, way, most)
+        return spoil(found, outside, self.cube, "z")
 
     def _way(self, rows: int) -> LookupWay:
         precision, stored = self.cube.precision, self.weight.dtype
@@ -128,10 +138,11 @@ class LookupEmbedding3D(nn.Module):
         """Row numbers (M/x,) of the plane to (M/xy, H/z) on face z. A batch dim of 1 is kept."""
         if numbers.dim() == 2:
             return in_batch(self.forward, numbers, "LookupEmbedding3D")
-        check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
+        numbers, outside = check_numbers("row numbers", numbers, self.rows, self.cube, lowest=0)
         check_layout(self.weight, table("z"), self.cube)
         self.cube.over(*table("z").sum_over)  # its process groups must exist before a backward pass needs them
-        return _SmallTable.apply(self.weight, local_rows(numbers, self.cube, "z"), self.cube)
+        found = _SmallTable.apply(self.weight, local_rows(numbers, self.cube, "z"), self.cube)
+        return spoil(found, outside, self.cube, "z")
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.hidden}, numbers -> {lies(self.hidden, 'z', self.cube)}, {block(self.weight)}"

@@ -47,9 +47,9 @@ def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor
         return in_batch(lambda one: select(one, rows, cube, face), tensor, "select")
     check_matrix(tensor, "select")
     axis = cube.axis(other(face))
-    check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
+    rows, outside = check_numbers("selected rows", rows, tensor.shape[0] * axis.size, cube)
     check_origin(tensor, face, cube, "select")
-    return _Selection.apply(tensor, rows, axis)
+    return spoil(_Selection.apply(tensor, rows, axis), outside, cube, face)
 
 
 @out_of_graphs
@@ -70,8 +70,17 @@ def local_rows(values: Tensor, cube: Cube, face: Face = "y") -> Tensor:
     return values.chunk(axis.size)[axis.index]
 
 
-def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: int = -1) -> None:
-    """Raises ValueError unless `numbers`, those of a plane, spread over either face and lie in lowest..below-1."""
+def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: int = -1) -> tuple[Tensor, Tensor | None]:
+    """The `numbers`, those of a plane, and which of them (R,) are outside of lowest..below-1; None: none.
+
+    Ranks of other planes have other numbers, so they would wait for a rank that raises alone. Where there are others,
+    and a backward pass may follow, all raise at its end (`UseAgreement.tell`). Until then such numbers are `lowest`,
+    and what is made of them is to be nan (`spoil`), so that no loss takes it for good.
+
+    Raises:
+        ValueError: they are not spread over either face or no integers; or, on one plane or without gradients, some are
+            outside.
+    """
     y, z = cube.axis("y").size, cube.axis("z").size
     if numbers.dim() != 1 or numbers.shape[0] % y or numbers.shape[0] % z:
         enough = -(-numbers.numel() // math.lcm(y, z)) * math.lcm(y, z)
@@ -82,10 +91,22 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
         )
     if numbers.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{what} must be of type int64 or int32. Got {numbers.dtype}.")
-    if is_host_readable(numbers) and numbers.numel():  # else the loader's word is taken
-        least, most = (int(bound) for bound in numbers.aminmax())
-        if least < lowest or most >= below:
-            raise ValueError(f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}.")
+    if not is_host_readable(numbers) or not numbers.numel():  # the loader's word is taken
+        return numbers, None
+    least, most = (int(bound) for bound in numbers.aminmax())
+    if least >= lowest and most < below:
+        return numbers, None
+    wrong = f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}."
+    if cube.shape.planes == 1 or cube.ledger.agreement is None or not torch.is_grad_enabled():
+        raise ValueError(wrong)
+    cube.ledger.agreement.tell(wrong)
+    outside = (numbers < lowest) | (numbers >= below)
+    return numbers.masked_fill(outside, lowest), outside
+
+
+def spoil(rows: Tensor, outside: Tensor | None, cube: Cube, face: Face) -> Tensor:
+    """The rows (R/n, H') on `face` that were made of numbers (R,) of a plane: nan where these are `outside`."""
+    return rows if outside is None else rows.masked_fill(local_rows(outside, cube, face).unsqueeze(1), math.nan)
 
 
 class _Selection(Function):
@@ -135,14 +156,15 @@ def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face =
     for axis in ("y", "z"):
         if slots % cube.axis(axis).size:
             raise ValueError(f"slots must divide by {axis}={cube.axis(axis).size}. Got {slots}.")
-    check_numbers("owner", owner, slots, cube)
+    owner, outside = check_numbers("owner", owner, slots, cube)
     own = local_rows(owner, cube, face)
     if own.shape != tensor.shape[:1]:
         rows = tensor.shape[0] * cube.axis(other(face)).size
         raise ValueError(
             f"owner must name a slot, or -1, for each row of the plane, {rows} of them. Got shape {tuple(owner.shape)}."
         )
-    return _SumRows.apply(tensor, own, slots, cube.axis(other(face)))
+    sums: Tensor = _SumRows.apply(tensor, own, slots, cube.axis(other(face)))
+    return sums if outside is None else sums * math.nan
 
 
 class _SumRows(Function):

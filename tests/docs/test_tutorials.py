@@ -27,6 +27,7 @@ from tests.tools.squad.small import squad
 from tools.convert.__main__ import main as convert
 from tools.predict import load
 from tools.training.arguments import parse, resolve
+from tools.training.estimate import _traffic_rows, expect
 
 ROOT = Path(__file__).parents[2]
 
@@ -204,6 +205,13 @@ def test_the_pick_of_the_page_is_the_planners(tmp_path: Path, run: Callable[...,
     assert counted[3 + len(trained) - begin :] == ["--run.peak-tflops", "989", "--dry-run"]
     command = parse([str(ROOT / word) if word.endswith(".toml") else word for word in counted[3:]])
     resolve(command).check()
+
+
+def test_what_the_page_expects_to_be_received_is_what_a_dry_run_says() -> None:
+    (dry,) = (words for words in commands_of("plan") if words[0] == "launch/local.sh" and words[-1] == "--dry-run")
+    run = resolve(parse([str(ROOT / word) if word.startswith("launch/") else word for word in dry[1:]]))
+    told = dict(_traffic_rows(expect(run.recipe, run.shape)))["together"]
+    assert f"`received by rank 0 in a step` ({told} in both)" in page("plan")
 
 
 def test_the_network_of_presets_is_what_the_page_says() -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tensor3d import Cube, Embedding3D, Face, LookupEmbedding3D, gather, redistribute, select, shard
+from tensor3d import (
+    Cube,
+    Embedding3D,
+    Face,
+    LookupEmbedding3D,
+    all_reduce_replicated,
+    gather,
+    redistribute,
+    select,
+    shard,
+    sum_rows,
+)
 from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
-from tests.single_device_reference import name_of, ranks_of
+from tests.single_device_reference import fast_alone, name_of, ranks_of
 
 Shape = tuple[int, int, int, int]
 FACES: tuple[Face, Face] = ("y", "z")
@@ -132,6 +144,60 @@ def test_bad_ids_are_refused_on_every_rank() -> None:
         "row numbers must be at least 0 and below 9. Got values from 8 to 9.",
         "row numbers must be at least 0 and below 9. Got values from -1 to 0.",
     ]
+
+
+def _bad_ids_of_one_plane(shape: Shape) -> tuple[list[str], list[float], bool]:
+    """Of ids, of rows of a small table, of chosen rows and of owners, each wrong on the last rank alone."""
+    cube = Cube(*shape)
+    cube.manual_seed(0)
+    embedding, table = Embedding3D(9, 4, cube), LookupEmbedding3D(9, 4, cube)
+    everyone, good = cube.over("data", "x", "y", "z"), torch.tensor([8, 0])
+    alone, messages, losses = cube.rank == cube.shape.ranks - 1, [], []
+
+    def loss(ids: Tensor = good, numbers: Tensor = good, rows: Tensor = good // 8, owner: Tensor = good // 8) -> Tensor:
+        h = select(embedding(ids) + table(numbers), rows, cube)
+        return all_reduce_replicated(sum_rows(h, owner, 2, cube).sum(), everyone)
+
+    bad = torch.tensor([0, 9])
+    for which in ("ids", "numbers", "rows", "owner"):
+        with cube.no_sync():
+            found = loss(**({which: bad} if alone else {}))
+            found.backward()
+        losses.append(found.item())
+        try:
+            loss().backward()
+        except ValueError as refusal:
+            messages.append(str(refusal))
+        cube.ledger.discard()
+        embedding.zero_grad(), table.zero_grad()
+    try:
+        with torch.no_grad():
+            embedding(bad)
+    except ValueError as refusal:
+        messages.append(str(refusal))
+    loss(**({"ids": bad} if alone else {}))
+    cube.ledger.discard()  # a step that is given up before its backward pass
+    loss().backward()  # the next pass is a good one
+    return messages, losses, all(bool(p.grad.isfinite().all()) for p in (embedding.weight, table.weight))
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 1, 1, 2), (2, 1, 1, 1)))
+def test_bad_ids_of_one_plane_are_refused_on_every_rank(shape: Shape) -> None:
+    """The others have good ones: were it refused where it is seen, they would wait in the next sum over planes."""
+    one, other = run_ranks(2, _bad_ids_of_one_plane, shape, timeout=20)
+    messages, losses, good_again = one
+    assert messages == other[0]
+    assert messages == [
+        "rank 1: ids must be at least -1 and below 9. Got values from 0 to 9.",
+        "rank 1: row numbers must be at least 0 and below 9. Got values from 0 to 9.",
+        "rank 1: selected rows must be at least -1 and below 2. Got values from 0 to 9.",
+        "rank 1: owner must be at least -1 and below 2. Got values from 0 to 9.",
+        "ids must be at least -1 and below 9. Got values from 0 to 9.",  # without gradients, on either for itself
+    ]
+    for loss in (*losses, *other[1]):
+        assert math.isnan(loss)
+    assert good_again
+    assert other[2]
 
 
 # --- turn ----------------------------------------------------------------------------------------------------------

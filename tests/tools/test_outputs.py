@@ -123,6 +123,29 @@ def test_no_input_is_written_over(command: str, tmp_path: Path, capsys: pytest.C
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("plot {folder}/run --output {file}", "PNG"),
+        ("report {folder}/run --output {file}", "HTML"),
+        ("plan --model tiny --gpu H100 --ranks 8 --plot {file}", "PNG"),
+        ("plan --model tiny --gpu H100 --html {file}", "HTML"),
+        ("packing report --histogram {folder}/h.json --plot {file}", "PNG"),
+        ("bench precision launch/recipes/quickstart.toml --plot {file}", "PNG"),
+    ],
+)
+def test_no_file_is_called_what_it_is_not(
+    command: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    module, *words = command.format(folder=tmp_path, file=file).split()
+    name = f"tools.{module}" if module == "plot" else f"tools.{module}.__main__"
+    assert import_module(name).main(words) == 2
+    assert f"is written as {kind}, and {file} is called otherwise. Name it " in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
 # --- what a start reads, and what it writes into ---------------------------------------------------------------------
 
 READ = ("recipe", "journal", "corpus", "checkpoint")

@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -117,6 +117,19 @@ def check_output(path: Path | None, option: str = "--output", *, others: Iterabl
         raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
     check_replaceable(path, option)
     sweep_drafts(path.parent, of=path.name)
+
+
+def check_suffix(path: Path | None, known: Sequence[str], option: str = "--output") -> None:
+    """Raises ValueError where a name says that a file is of another kind than what is written into it.
+
+    Args:
+        known: suffixes of its kind, the usual one first.
+    """
+    if path is not None and path.suffix[1:].isalpha() and path.suffix.lower() not in known:
+        raise ValueError(
+            f"{option} is written as {known[0][1:].upper()}, and {path} is called otherwise. Name it "
+            f"{path.with_suffix(known[0])}, and convert that where another kind is needed."
+        )
 
 
 def fingerprint_file(path: Path) -> str:

@@ -6,7 +6,7 @@ something is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.common.files import check_output, draft
+from tools.common.files import check_output, check_suffix, draft
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,17 +23,24 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
+PICTURES = (".png",)
+"""How their files are called."""
 
 
 # Runs on different cubes often have the same curve: under dashes the other one stays visible.
 DASHES: tuple[Any, ...] = ("-", (0, (4, 3)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
-def check_picture(path: Path, option: str = "--plot") -> None:
-    """Raises ValueError where a picture can be neither drawn nor written: better before a measurement than after."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option} must be a file in a folder that exists. Got {path}.")
-    check_drawing(option)
+def check_picture(path: Path | None, option: str = "--plot", *, others: Iterable[Path | None] = ()) -> None:
+    """Raises ValueError where a picture can be neither drawn nor written: better before a measurement than after.
+
+    Args:
+        others: as of `check_output`.
+    """
+    if path is not None:
+        check_output(path, option, others=others)
+        check_suffix(path, PICTURES, option)
+        check_drawing(option)
 
 
 def check_drawing(what: str) -> None:

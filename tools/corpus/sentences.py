@@ -33,11 +33,46 @@ _TELLING = 32, 4096
 """Bytes that are needed to tell an encoding, and those that are looked at."""
 
 
-def likely_encoding(data: bytes) -> str:
-    """What bytes are that are no UTF-8, or have NULs among them, in words; "" where nothing tells."""
+_MARKS = {
+    b"\xff\xfe\0\0": "UTF-32 (little-endian)",  # before that of UTF-16, which it begins with
+    b"\0\0\xfe\xff": "UTF-32 (big-endian)",
+    b"\xff\xfe": "UTF-16 (little-endian)",
+    b"\xfe\xff": "UTF-16 (big-endian)",
+    b"\x841\x953": "GB18030",
+    b"+/v8-": "UTF-7",
+}
+"""Byte order marks of other encodings than UTF-8."""
+
+
+def encoding_of_file(head: bytes) -> str:
+    """Of a file that begins with the mark of another encoding than UTF-8, or in UTF-16 or UTF-32 without one, which
+    and why, in words; "" of all others, also of those in which no encoding can be told by so little."""
+    marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+    if marked:
+        return f"this is not UTF-8 (its byte order mark is another) but, as it seems, {marked}"
+    head = head[: _TELLING[1]]
+    wide = _wide_encoding(head) if len(head) >= _TELLING[0] else ""
+    return f"there are NUL characters, as of {wide}" if wide else ""
+
+
+def _wide_encoding(data: bytes) -> str:
+    """By where its NULs are: in UTF-16 every other byte of ASCII, in UTF-32 the two highest of all characters."""
+    parts = [data[place::4] for place in range(4)]
+    nuls = [part.count(0) / max(1, len(part)) for part in parts]
+    for name, (highest, high, *others) in (("UTF-32-LE", nuls[::-1]), ("UTF-32-BE", nuls)):
+        if highest > 0.99 and high > 0.9 and min(others) < 0.5:
+            return name
     even, odd = data[::2].count(0), data[1::2].count(0)
     if max(even, odd) > 4 * min(even, odd) and max(even, odd) * 8 >= len(data):
         return "UTF-16 (little-endian, UTF-16LE)" if odd > even else "UTF-16 (big-endian, UTF-16BE)"
+    return ""
+
+
+def likely_encoding(data: bytes) -> str:
+    """What bytes are that are no UTF-8, or have NULs among them, in words; "" where nothing tells."""
+    if wide := _wide_encoding(data):
+        return wide
+    even, odd = data[::2].count(0), data[1::2].count(0)
     try:
         from charset_normalizer import from_bytes  # here alone: who reads UTF-8 need not have it
     except ImportError:

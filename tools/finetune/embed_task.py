@@ -17,7 +17,7 @@ from torch import Tensor
 from models.bert import BertConfig
 from models.bert.embedding import BertForSentenceEmbedding, VectorLoss
 from models.bert.tasks import sentence_vectors
-from models.bert.text_batches import TextBatch
+from models.bert.text_batches import TextBatch, distinct_texts
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.workers import split
@@ -125,11 +125,11 @@ class EmbedTask(ABC):
         return tuple(self._parts)
 
     def outputs(self, model: BertForSentenceEmbedding, part: str) -> NDArray[np.float32]:
-        """(texts, H): vectors of the part's texts."""
-        texts = self._parts[part].texts
+        """(texts, H): vectors of the part's texts, equal ones of equal texts."""
+        texts, of_texts = distinct_texts(self._parts[part].texts)
         parts = split([len(text.ids) for text in texts], self._slots)
         vectors = torch.cat([sentence_vectors(model.bert, texts[some], model.pooling) for some in parts])
-        return finite(vectors, "vectors").float().numpy()
+        return finite(vectors, "vectors").float().numpy()[of_texts]
 
     def evaluate(self, model: BertForSentenceEmbedding) -> Evaluation:
         """Of whole vectors, and of those that are cut after each of `data.sizes`: spearman_64, ndcg@10_64."""
@@ -274,7 +274,6 @@ def _rankings(
     collection: Collection, vectors: Tensor, more: int = 0
 ) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
     """Of each query the cosines of its nearest documents, and `more` behind them, nearest first, and their places."""
-    vectors = vectors.double()  # equal documents have equal cosines then
     queries, documents = vectors[list(collection.queries)], vectors[list(collection.documents)]
     count = _FOUND + more
     scores, places = nearest(queries, documents, count + 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.bert import BertConfig
 from models.bert.tasks import BertForSequenceClassification, class_logits
-from models.bert.text_batches import TextBatch
+from models.bert.text_batches import TextBatch, distinct_texts
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.workers import split
@@ -99,12 +99,12 @@ class RankTask:
         return tuple(self._parts)
 
     def outputs(self, model: BertForSequenceClassification, part: str) -> list[NDArray[np.float32]]:
-        """Of each query (passages,): scores."""
+        """Of each query (passages,): scores, equal ones of equal passages."""
         groups = self._parts[part].texts
-        texts = [text for group in groups for text in group]
+        texts, of_texts = distinct_texts([text for group in groups for text in group])
         parts = split([len(text.ids) for text in texts], self._slots)
         logits = torch.cat([class_logits(model, texts[some]) for some in parts])
-        scores = finite(logits, "scores of passages")[:, 0].float()
+        scores = finite(logits, "scores of passages")[:, 0].float()[of_texts]
         return [own.numpy() for own in scores.split([len(group) for group in groups])]
 
     def evaluate(self, model: BertForSequenceClassification) -> Evaluation:

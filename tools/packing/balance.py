@@ -113,8 +113,7 @@ def check(command: BalanceCommand) -> list[tuple[int, int]]:
         raise ValueError(f"--batches must be at least 1. Got {command.batches}.")
     if command.seed < 0:
         raise ValueError(f"--seed must be at least 0. Got {command.seed}.")
-    if command.plot is not None:
-        check_picture(command.plot)
+    check_picture(command.plot, others=[command.histogram])
     ranks, counts = numbers("--ranks", command.ranks), numbers("--per-rank", command.per_rank)
     if command.plot is not None and max(ranks) == 1:
         raise ValueError("--plot needs a number of ranks above 1: one rank has nothing to share.")

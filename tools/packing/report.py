@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.packing import PLANNERS, LowerBound, PackingPlan, Planner
-from tools.common.files import check_output
 from tools.common.log import progress
-from tools.common.plotting import COLOURS, MARKERS, new_figure, plain, save
+from tools.common.plotting import COLOURS, MARKERS, check_picture, new_figure, plain, save
 from tools.packing.histogram import HistogramSource
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class ReportCommand(HistogramSource):
 
     def run(self) -> int:
         planners = planners_of(self.method)
-        check_output(self.plot, "--plot", others=[self.histogram])
+        check_picture(self.plot, others=[self.histogram])
         counts, capacity = self.lengths()
         depths = DEPTHS if self.max_sequences is None else (self.max_sequences,)
         rows = measure(counts, capacity, planners, depths, skip_refusals=self.method == ALL)

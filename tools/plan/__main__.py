@@ -22,18 +22,19 @@ from tensor3d.cost_model.search import BoxPlan, Search, search
 from tensor3d.cost_model.step_time import Overlap
 from tensor3d.data.masking import MASKED_SHARE
 from tools.common.cli import run_main
-from tools.common.files import check_output, write_file
+from tools.common.files import check_output, check_suffix, write_file
 from tools.common.idle_options import IdleRule, tell_idle_options
 from tools.common.log import progress, take_verbose
 from tools.common.machine import format_table, write_json
 from tools.common.parse import parse_options
+from tools.common.plotting import check_picture
 from tools.common.quantities import BYTES as MEMORY
 from tools.common.quantities import BYTES_A_SECOND, FLOPS, SECONDS, Quantity
 from tools.plan import tables
 from tools.plan.run_command import run_command
 from tools.plan.tables import kind_of, model_of
 from tools.report.file_sections import plan_sections
-from tools.report.page import Page, check_library, render
+from tools.report.page import PAGES, Page, check_library, render
 from tools.training.config import ShardOption
 
 _log = logging.getLogger("tools.plan")
@@ -176,8 +177,9 @@ class PlanCommand:
                 raise ValueError(f"{alone} prints a table, and writes no --{option}. Leave one of them out.")
         read = [*self.check, *([] if self.cluster is None else [Path(self.cluster)])]
         check_output(self.output, others=read)
-        check_output(self.plot, "--plot", others=[*read, self.output])
+        check_picture(self.plot, others=[*read, self.output])
         check_output(self.html, "--html", others=[*read, self.output, self.plot])
+        check_suffix(self.html, PAGES, "--html")
         if self.html is not None:
             check_library("--html")
 

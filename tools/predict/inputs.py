@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from tools.common.files import is_unicode, parsed_json
+from tools.corpus.sentences import likely_encoding
 
 # --- Lines of an input of any length, as they come: a pause of whoever writes them is noticed -------------------------
 
@@ -255,7 +256,12 @@ def query_of_line(line: bytes, fields: Fields, number: int, *, is_plain: bool) -
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        return problem(f"not UTF-8 at byte {error.start + 1}. Convert the input: iconv -t utf-8.")
+        likely = likely_encoding(line)
+        seems = likely and f", as of {likely}"
+        return problem(f"not UTF-8 at byte {error.start + 1}{seems}. Convert the input: iconv -t utf-8.")
+    if "\0" in text:
+        seems = likely_encoding(line)
+        return problem(f"it has NUL characters, as of {seems}. Convert the input: iconv -t utf-8.")
     if is_plain:
         if _is_object(text, fields):
             return problem(f"an object in JSON, and with --plain it would be text: {_short(text)}. Leave out --plain.")

@@ -12,7 +12,7 @@ import torch
 
 from models.bert.huggingface.config import CROSS_ENCODER, IDENTITY
 from models.bert.tasks import BertForSequenceClassification, class_logits
-from models.bert.text_batches import EncodedText
+from models.bert.text_batches import EncodedText, distinct_texts
 from tools.common.files import is_unicode, parsed_json
 from tools.common.workers import split
 from tools.corpus.quick.text_sources import read_lines
@@ -35,7 +35,7 @@ class RankQuery(NamedTuple):
 
 
 class Rank(PredictTask[RankQuery, Ranked]):
-    """The passages of a query, best first.
+    """The passages of a query, best first; equal ones have equal scores, and the order in which they were given.
 
     Args:
         batch_tokens: of the pairs that are computed at a time.
@@ -97,9 +97,9 @@ class Rank(PredictTask[RankQuery, Ranked]):
         return dataclasses.replace(passage, text=self.collection.get(str(passage.id)))
 
     def results(self, batch: Sequence[RankQuery]) -> list[Ranked]:
-        texts = [text for query in batch for text in query.texts]
+        texts, of_texts = distinct_texts([text for query in batch for text in query.texts])
         parts = split([len(text.ids) for text in texts], self.batch_tokens)
-        scores = finite(torch.cat([class_logits(self.model, texts[part]) for part in parts])[:, 0]).float()
+        scores = finite(torch.cat([class_logits(self.model, texts[part]) for part in parts])[:, 0]).float()[of_texts]
         return [
             self._ranked(query, own)
             for query, own in zip(batch, scores.split([len(q.texts) for q in batch]), strict=True)

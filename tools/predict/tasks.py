@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
@@ -12,6 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.bert.config import BertConfig
@@ -191,6 +193,10 @@ class Classify(TextTask[Classified | Labelled | Valued]):
         ]
 
 
+_KEPT_BYTES = 2**26
+"""Of vectors that are kept, for texts that come again: 21,845 of 768 numbers."""
+
+
 class _VectorTask(TextTask[R_co]):
     """A task for which texts become vectors.
 
@@ -223,6 +229,7 @@ class _VectorTask(TextTask[R_co]):
             raise ValueError(f"dimensions must be between 1 and the model's {model.config.hidden}. Got {dimensions}.")
         self.model, self.pooling, self.normalize, self.prepare = model, pooling, normalize, prepare
         self.columns = dimensions or model.config.hidden
+        self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()  # by texts, the latest last
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         if self.prepare is not None:
@@ -230,7 +237,22 @@ class _VectorTask(TextTask[R_co]):
         return super().ready(queries)
 
     def vectors(self, batch: Sequence[EncodedText]) -> Tensor:
-        """(N, columns) in fp32."""
+        """(N, columns) in fp32. Equal texts have equal ones, to the bit, in whatever batches they come, unless so many
+        others come between them that the first one is forgotten."""
+        by_key = {text.key: text for text in batch}
+        known = {key: self._kept[key] for key in by_key if key in self._kept}
+        fresh = [key for key in by_key if key not in known]
+        if fresh:
+            computed = self._computed([by_key[key] for key in fresh]).numpy()
+            known |= {key: vector.copy() for key, vector in zip(fresh, computed, strict=True)}
+        for key in by_key:
+            self._kept[key] = known[key]
+            self._kept.move_to_end(key)
+        while len(self._kept) * self.columns * 4 > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return torch.from_numpy(np.stack([known[text.key] for text in batch]))
+
+    def _computed(self, batch: Sequence[EncodedText]) -> Tensor:
         vectors = finite(sentence_vectors(self.model, batch, self.pooling)).float()[:, : self.columns]
         return F.normalize(vectors, dim=1) if self.normalize else vectors
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _QUERIES, _DOCUMENTS = 1024, 4096
-"""Of a block: with these its products take 16 MiB, and what is made of them 3 times as much."""
+"""Of a block: with these its products take 32 MiB, and what is made of them twice as much."""
 _PLACES = 2**32 - 1
 _WORST = -(2**63)
 
@@ -36,9 +36,11 @@ def nearest(queries: Tensor, documents: Rows, k: int) -> tuple[Tensor, Tensor]:
 
     Documents that are no numbers (nan) come last, as -1, with a cosine of -inf.
 
+    Products are in fp64: so the cosines with equal documents are equal, which one in fp32 may round in one way here,
+    and in another there.
+
     Args:
-        queries: (q, H). Those in fp64 are multiplied in it: so the cosines with equal documents are equal, which a
-            product in fp32 may round in one way here, and in another there.
+        queries: (q, H).
         documents: (n, H), fewer than 2^32.
 
     Raises:
@@ -51,8 +53,7 @@ def nearest(queries: Tensor, documents: Rows, k: int) -> tuple[Tensor, Tensor]:
             f"vectors of {documents.shape[1]} numbers cannot be compared with those of {queries.shape[1]}. Make both "
             "with the same model and the same --dimensions."
         )
-    dtype = torch.promote_types(queries.dtype, torch.float32)
-    parts = F.normalize(queries.to(dtype)).split(_QUERIES)
+    parts = F.normalize(queries.double()).split(_QUERIES)
     found = [_best(part, documents, min(k, len(documents))) for part in parts]
     keys = torch.cat(found) if found else torch.empty(0, k, dtype=torch.int64)
     scores = _ordered((keys >> 32).to(torch.int32)).view(torch.float32)
@@ -66,7 +67,7 @@ def _best(queries: Tensor, documents: Rows, k: int) -> Tensor:
         block = documents[start : start + _DOCUMENTS]
         # What is mapped may not be written to, of which torch would warn.
         block = block if isinstance(block, Tensor) else torch.from_numpy(np.array(block, dtype=np.float32))
-        scores = (queries @ F.normalize(block.to(queries.dtype)).t()).float() + 0.0  # -0 is 0
+        scores = (queries @ F.normalize(block.double()).t()).float() + 0.0  # -0 is 0
         scores = torch.where(scores.isnan(), -torch.inf, scores)
         places = _PLACES - torch.arange(start, start + len(block))
         keys = (_ordered(scores.view(torch.int32)).to(torch.int64) << 32) | places

@@ -14,13 +14,13 @@ from typing import Annotated
 import tyro
 
 from tools.common.cli import run_main
-from tools.common.files import LOCK, SILENCE, WRONG_ENTRIES, check_output, what_is_wrong, write_file
+from tools.common.files import LOCK, SILENCE, WRONG_ENTRIES, check_output, check_suffix, what_is_wrong, write_file
 from tools.common.log import take_verbose
 from tools.common.parse import parse_options
 from tools.common.plotting import COLOURS
 from tools.common.units import in_bytes
 from tools.report.file_sections import file_sections, scaling_section, seeds_section
-from tools.report.page import Page, Section, check_library, render
+from tools.report.page import PAGES, Page, Section, check_library, render
 from tools.report.run_sections import run_sections
 from tools.report.runs import REMEDY, RESULTS, Run, named_apart, read_json, read_runs
 from tools.training.metrics import JOURNAL
@@ -60,6 +60,7 @@ def run(command: Command, sleep: Callable[[float], None] = time.sleep) -> int:
     # Of a folder its pages alone are written anew.
     inside = [each for folder in command.runs if folder.is_dir() for each in folder.iterdir() if each.suffix != ".html"]
     check_output(output, others=[*command.runs, *inside])
+    check_suffix(output, PAGES)
     check_library("tools.report")
     before, quiet = _pulse(()), 0.0
     while True:

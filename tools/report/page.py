@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _HERE = Path(__file__).parent
+PAGES = (".html", ".htm")
+"""How its files are called."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from tools.bench.scaling import (
     efficiency,
     numbers,
 )
+from tools.bench.vs_transformers.figures import read_results
 from tools.common import plotting
 from tools.training.config import ModelConfig
 
@@ -272,6 +274,68 @@ def test_what_cannot_be_drawn_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"has written by --output is needed. Got {path}" in capsys.readouterr().err
     assert main(["plot", str(path), "--output-dir", str(path)]) == 2
     assert "--output-dir must be a folder that exists" in capsys.readouterr().err
+
+
+RESULT = {
+    **{"cube": "1x1x1", "global_batch": 4, "kinds": ["cube"], "ranks": 1},
+    **{"seconds_median": 0.1, "bytes_received": 0, "saved_bytes": 5, "peak_tensor_bytes": None},
+}
+
+
+def strong(**changes: Any) -> bytes:
+    return json.dumps({"benchmark": "strong", "results": [RESULT, RESULT | changes]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "it is no JSON"),
+        (strong()[:60], "it is no JSON"),
+        (b"\xff\xfe{", "'utf-8' codec can't decode byte"),
+        (b"[" * 100_000, "too deep in one another"),
+        (b'{"benchmark": "weak", "benchmark": "strong"}', "the key 'benchmark' is there twice"),
+        (b'{"benchmark": "layer", "results": []}', "it is of tools.bench 'layer'"),
+        (b'{"benchmark": "weak", "results": []}', "it has no results"),
+        (b'{"benchmark": "weak", "results": [7]}', "its result 0 is no object"),
+        (b'{"benchmark": "weak", "results": [{}]}', "it has no 'ranks'"),
+        (strong(ranks=10**400), "its result 1 has no number of at least 1 for 'ranks': 1000"),
+        (strong(global_batch=0), "its result 1 has no number of at least 1 for 'global_batch': 0"),
+        (strong(saved_bytes="5"), "its result 1 has no number of at least 0 for 'saved_bytes': '5'"),
+        (strong(saved_bytes=1e300), "'saved_bytes': 1e+300"),
+        (strong(bytes_received=math.nan), "'bytes_received': nan"),
+        (strong(seconds_median=None), "its result 1 has no time of a step"),
+        (strong(kinds=["sphere"]), "its result 1 is of no known kind of box (cube, 1d, 2d, fsdp, data, other)"),
+        (strong(kinds=[{}]), "its result 1 is of no known kind of box"),
+        (strong(cube=None), "its result 1 has no name for 'cube'"),
+    ],
+)
+def test_why_a_file_cannot_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    assert main(["plot", str(path), "--output-dir", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Got {path}: " in line
+    assert told in line
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, told in ((pipe, "it is a FIFO"), (tmp_path, "Is a directory"), (Path("/dev/zero"), "device")):
+        assert main(["plot", str(path), "--output-dir", str(tmp_path)]) == 2
+        assert told in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"--also must be files that tools\.bench library has written"):
+        read_results(pipe)
+
+
+def test_one_rank_has_a_picture_too(tmp_path: Path) -> None:
+    """It receives nothing, and no peak was measured: two panels without a scale, and no warning."""
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + strong())
+    assert main(["plot", str(tmp_path / "a.json"), "--output-dir", str(tmp_path)]) == 0
+    assert (tmp_path / "strong.png").stat().st_size > 10_000
 
 
 def test_without_matplotlib_nothing_is_measured(

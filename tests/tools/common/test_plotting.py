@@ -25,6 +25,15 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     for path in (tmp_path, tmp_path / "missing" / "a.png"):
         with pytest.raises(ValueError, match="--plot must be a file in a folder that exists"):
             plotting.check_picture(path)
+    for name in ("a.pdf", "notes.txt", "A.SVG"):
+        with pytest.raises(ValueError, match=rf"--plot is written as PNG, and .*{name} is called.*{name[0]}.*\.png"):
+            plotting.check_picture(tmp_path / name)
+    with pytest.raises(ValueError, match=r"--plot must be a file\. /dev/null is a device"):
+        plotting.check_picture(Path("/dev/null"))
+    with pytest.raises(ValueError, match="which is another file of this command"):
+        plotting.check_picture(tmp_path / "a.png", others=[tmp_path / "a.png"])
+    for name in ("a", "A.PNG", "run-v1.2"):
+        plotting.check_picture(tmp_path / name)
     monkeypatch.setattr(plotting, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--plot needs the package matplotlib: pip install matplotlib"):
         plotting.check_picture(tmp_path / "a.png")

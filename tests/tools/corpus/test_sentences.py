@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from tools.corpus.sentences import (
     check_language,
     count_letters,
     count_letters_and_visible,
+    encoding_of_file,
     has_word,
     is_blank,
     likely_encoding,
@@ -186,5 +188,24 @@ def test_what_bytes_with_nuls_are() -> None:
     assert "UTF-16LE" in likely_encoding(text.encode("utf-16-le"))
     assert "UTF-16BE" in likely_encoding(text.encode("utf-16-be"))
     assert likely_encoding(text.encode() + b"\0") == "binary data"
-    assert likely_encoding(text.encode("utf-32-le")) == "UTF-32-LE"
+    for some in (text, "孩子们去学校"):
+        assert likely_encoding(some.encode("utf-32-le")) == "UTF-32-LE"
+        assert likely_encoding(some.encode("utf-32-be")) == "UTF-32-BE"
+    assert likely_encoding(bytes(400)) == "binary data"
     assert likely_encoding(b"\xff few") == "", "too little to tell"
+
+
+def test_what_a_file_begins_with() -> None:
+    text = "Some words of plain English, and a line.\n"
+    for encoding, said in (
+        ("utf-16-le", r"its byte order mark is another.*UTF-16 \(little"),
+        ("utf-16-be", r"its byte order mark is another.*UTF-16 \(big"),
+        ("utf-32-le", r"its byte order mark is another.*UTF-32 \(little"),
+        ("utf-32-be", r"its byte order mark is another.*UTF-32 \(big"),
+        ("gb18030", "its byte order mark is another.*GB18030"),
+        ("utf-7", "its byte order mark is another.*UTF-7"),
+    ):
+        assert re.search(said, encoding_of_file(f"\ufeff{text}".encode(encoding)))
+    assert "NUL characters, as of UTF-16 (big-endian" in encoding_of_file(text.encode("utf-16-be"))
+    for head in (b"", b"\xff", text.encode("utf-8-sig"), text.encode(), b"a\0b\0", bytes(400), "été".encode("latin-1")):
+        assert not encoding_of_file(head)

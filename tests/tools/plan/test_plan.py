@@ -496,6 +496,10 @@ def test_recipes_with_shadow_weights_and_fp8_are_predicted_so(tmp_path: Path) ->
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--headline"]) == 0
     printed = capsys.readouterr().out
+    (page,) = re.findall(r"^\| reported .*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    assert rows == re.findall(r" {2,}(\d\.\d\d) +(\d\.\d\d)$", printed, re.MULTILINE)[-8:]
     assert "2.32" in printed
     assert "1.57" in printed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -137,6 +138,14 @@ def test_an_id_that_no_json_can_say_again_is_refused(line: bytes) -> None:
     fields = Fields(candidates="passages" if b"passages" in line else None)
     found = query_of_line(line, fields, 3, is_plain=False)
     assert "comes back with the result, and JSON has no such number" in str(found)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_line_of_another_encoding_is_refused_by_its_likely_name(encoding: str, is_plain: bool) -> None:
+    line = '{"text": "Some words of plain English, and more of them."}'.encode(encoding)
+    told = str(query_of_line(line, Fields(), 1, is_plain=is_plain))
+    assert re.search(r"(not UTF-8 at byte 1|NUL characters), as of UTF-(16 \((little|big)-endian|32-LE).*iconv", told)
 
 
 BAD = (

@@ -84,8 +84,7 @@ class Picture:
     """The same, a picture."""
 
     def check(self, option: str, value: Path, others: Sequence[Path]) -> None:
-        check_output(value, option, others=others)
-        check_picture(value, option)
+        check_picture(value, option, others=others)
 
 
 Count = Annotated[int, AtLeast(1)]

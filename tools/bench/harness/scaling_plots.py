@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import tyro
 
 from tensor3d import CubeShape
 from tools.bench.harness.benchmark import Subcommand
+from tools.common.files import WRONG_ENTRIES, parsed_json, read_file, what_is_wrong
 from tools.common.plotting import COLOURS, MARKERS, check_drawing, mark, new_figure, plain, plain_numbers, save
 
 if TYPE_CHECKING:
@@ -111,8 +111,9 @@ class Panel:
     """Whether P ranks ideally have 1/P of it in strong scaling."""
 
 
+TIME = "seconds_median"
 PANELS = (
-    Panel(label="time of a step (s)", key="seconds_median", shared_out=True),
+    Panel(label="time of a step (s)", key=TIME, shared_out=True),
     Panel(label="received in a step, busiest rank (MiB)", key="bytes_received", unit=_MIB),
     Panel(label="kept for backward, one rank (MiB)", key="saved_bytes", unit=_MIB, shared_out=True),
     Panel(label="most tensor memory at once, one rank (MiB)", key="peak_tensor_bytes", unit=_MIB, shared_out=True),
@@ -146,32 +147,52 @@ def read_results(files: Sequence[Path]) -> dict[str, list[Result]]:
 
     Raises:
         ValueError: no file, or one that neither `strong` nor `weak` has written.
+        OSError: one that cannot be read, or is a folder, a FIFO or a device.
     """
     found: dict[str, list[Result]] = {}
     for path in files:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parsed_json(read_file(path), unique=True)
             scaling, results = content["benchmark"], content["results"]
-        except (ValueError, KeyError, TypeError):
-            scaling, results = None, []
-        rows = results if isinstance(results, list) else []
-        if scaling not in [*SCALINGS] or not rows or not all(map(_is_result, rows)):
-            raise ValueError(f"a file that tools.bench strong or weak has written by --output is needed. Got {path}.")
+            if scaling not in [*SCALINGS]:
+                raise ValueError(f"it is of tools.bench {scaling!r:.40}")
+            if not isinstance(results, list) or not results:
+                raise ValueError("it has no results")
+            for number, result in enumerate(results):
+                _check_result(result, f"its result {number}")
+        except WRONG_ENTRIES as problem:
+            raise ValueError(
+                f"a file that tools.bench strong or weak has written by --output is needed. Got {path}: "
+                f"{what_is_wrong(problem)}."
+            ) from None
         found.setdefault(scaling, []).extend(results)
     if not found:
         raise ValueError("name at least one file that tools.bench strong or weak has written by --output.")
     return found
 
 
-def _is_result(result: Any) -> bool:
-    """Whether it has what is drawn. Peaks of many ranks are not measured."""
-    needed = {"cube", "global_batch", "kinds", "ranks", *(panel.key for panel in PANELS)}
-    if not isinstance(result, dict) or needed - result.keys():
-        return False
-    ranks, kinds, values = result["ranks"], result["kinds"], [result[panel.key] for panel in PANELS]
-    numbers = all(value is None or (type(value) in (int, float) and 0 <= value < math.inf) for value in values)
-    whole = all(type(count) is int and count > 0 for count in (ranks, result["global_batch"]))
-    return whole and isinstance(kinds, list) and isinstance(result["cube"], str) and numbers
+_LARGEST = 2**62
+"""Of numbers in a picture, whose axes end somewhere beyond that."""
+
+
+def _check_result(result: Any, where: str) -> None:
+    """Raises ValueError unless it has what is drawn. Peaks of many ranks are not measured."""
+    if not isinstance(result, dict):
+        raise ValueError(f"{where} is no object")
+    for name in ("ranks", "global_batch"):
+        if type(result[name]) is not int or not 0 < result[name] < _LARGEST:
+            raise ValueError(f"{where} has no number of at least 1 for {name!r}: {result[name]!r:.40}")
+    for panel in PANELS:
+        value = result[panel.key]
+        if value is not None and not (type(value) in (int, float) and 0 <= value < _LARGEST):
+            raise ValueError(f"{where} has no number of at least 0 for {panel.key!r}: {value!r:.40}")
+    if not result[TIME]:
+        raise ValueError(f"{where} has no time of a step, {TIME!r}")
+    kinds = result["kinds"]
+    if not isinstance(kinds, list) or not kinds or any(kind not in list(_STYLES) for kind in kinds):
+        raise ValueError(f"{where} is of no known kind of box ({', '.join(_STYLES)}): {kinds!r:.40}")
+    if not isinstance(result["cube"], str):
+        raise ValueError(f"{where} has no name for 'cube': {result['cube']!r:.40}")
 
 
 def draw(scaling: str, results: Sequence[Result]) -> Figure:
@@ -202,9 +223,12 @@ def lines(results: Sequence[Result], key: str) -> dict[str, list[tuple[int, floa
 
 
 def _draw_panel(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result]) -> None:
-    results = [result for result in results if result[panel.key] is not None]  # peaks of many ranks are not measured
-    if not results:
+    # Peaks of many ranks are not measured, and one rank receives nothing, for which the scale has no place.
+    if not any(result[panel.key] for result in results):
+        axes.set_title(f"{panel.label}: none", fontsize=11, loc="left")
+        axes.set_axis_off()
         return
+    results = [result for result in results if result[panel.key] is not None]
     for kind, points in lines(results, panel.key).items():
         colour, marker = _STYLES[kind]
         ranks, values = zip(*points, strict=True)
@@ -233,5 +257,7 @@ def _draw_ideal(axes: Axes, panel: Panel, scaling: str, results: Sequence[Result
         return
     numbers = sorted({result["ranks"] for result in results})
     first = min(result[panel.key] for result in results if result["ranks"] == numbers[0]) / panel.unit
+    if not first:
+        return
     ideal = [first * (numbers[0] / number if scaling == "strong" else 1.0) for number in numbers]
     axes.plot(numbers, ideal, color="0.7", linestyle="--", linewidth=1.2, label="ideal", zorder=1)

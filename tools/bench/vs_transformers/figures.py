@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from tools.bench.vs_transformers.contenders import (
     Checked,
 )
 from tools.bench.vs_transformers.data import FULL, PADDED, SORTED, Work
+from tools.common.files import WRONG_ENTRIES, parsed_json, read_file
 from tools.common.machine import format_table
 from tools.common.plotting import COLOURS, new_figure, plain
 
@@ -305,10 +305,10 @@ def read_results(path: Path) -> list[SideFigures]:
         ValueError: it is no file of `bench library`, or one of other columns.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed_json(read_file(path), unique=True)
         if content["benchmark"] == "library":
             return [_side(result) for result in content["results"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *WRONG_ENTRIES):
         pass
     names = ", ".join(field.name for field in fields(SideFigures))
     raise ValueError(

@@ -14,6 +14,7 @@ from tools.corpus.extract.read_context import (
     Format,
     Site,
     detect_compression,
+    detect_encoding,
     detect_format,
     printable,
     read_site,
@@ -145,11 +146,16 @@ def cut_sources(sources: Iterable[InputFile], wanted: str, unit_bytes: int, lang
 
 def _cut(source: InputFile, wanted: str, unit_bytes: int, language: str) -> Iterator[FileRange]:
     packing = detect_compression(source.path)
-    format_ = detect_format(source.path, packing) if wanted == "auto" else cast(Format, wanted)
+    encoding = "" if wanted == "parquet" else detect_encoding(source.path, packing)
+    format_ = cast(Format, wanted)
+    if encoding:
+        format_ = "encoded"
+    elif wanted == "auto":
+        format_ = detect_format(source.path, packing)
     size = source.path.stat().st_size
     if format_ == "parquet":
         ranges = cut_row_groups(source.path, unit_bytes)
-    elif format_ in ("books", "damaged") or packing == "gz" or not size:
+    elif format_ in ("books", "damaged", "encoded") or packing == "gz" or not size:
         ranges = [(0, size, size)]
     else:
         step = max(1, unit_bytes // BZIP2_SHARE) if packing == "bz2" else unit_bytes
@@ -159,5 +165,5 @@ def _cut(source: InputFile, wanted: str, unit_bytes: int, language: str) -> Iter
     for begin, end, taken in ranges:
         yield FileRange(
             path=source.path, name=source.name, format=format_, packing=packing, begin=begin, end=end, size=taken,
-            site=site,
+            site=site, encoding=encoding,
         )  # fmt: skip

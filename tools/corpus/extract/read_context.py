@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 from tools.corpus.extract.bzip2 import bzip2_chunks
 from tools.corpus.extract.record_splitter import RAISE, Chunk, Place, ReadBuffer, gzip_chunks, plain_chunks, too_long
 from tools.corpus.pipeline import BadInput, Context
-from tools.corpus.sentences import likely_encoding
+from tools.corpus.sentences import encoding_of_file, likely_encoding
 
 # --- What kind of file an input is ------------------------------------------------------------------------------------
 
-Format = Literal["mediawiki", "wikiextractor", "text", "jsonl", "parquet", "books", "damaged"]
+Format = Literal["mediawiki", "wikiextractor", "text", "jsonl", "parquet", "books", "damaged", "encoded"]
 Packing = Literal["", "bz2", "gz"]
 FORMATS = "mediawiki, wikiextractor, text, jsonl, parquet or books"
 
@@ -65,6 +65,12 @@ def detect_compression(path: Path) -> Packing:
                 f"{printable(path)} is a {kind} file, which is not read here. Unpack it first (`{command} FILE`)."
             )
     return next((packing for magic, packing in _READ.items() if head.startswith(magic)), "")
+
+
+def detect_encoding(path: Path, packing: Packing) -> str:
+    """Why a file is not to be read as UTF-8, where its beginning tells: tags and lines are looked for in bytes."""
+    head, sound = _head(path, packing)
+    return "" if path.suffix == ".parquet" or head.startswith(b"PAR1") or not sound else encoding_of_file(head)
 
 
 def detect_format(path: Path, packing: Packing) -> Format:
@@ -202,6 +208,8 @@ class FileRange:
     """Bytes of the file that it takes."""
     site: Site = Site()
     """What the file says of its wiki, also where the piece begins far behind that."""
+    encoding: str = ""
+    """Of an encoded file: why it is not UTF-8."""
 
 
 # --- What every reader of a format has to hand ------------------------------------------------------------------------
@@ -289,6 +297,12 @@ def skip_damaged(reading: ReadContext) -> Iterator[Document]:
     """A packed file whose beginning is damaged, and nothing else tells its format: no document."""
     reason = f"the {reading.piece.packing} data that begins here is damaged, and so the format cannot be told"
     reading.report(Place(0), reason, "Fetch or pack the file again")
+    yield from ()
+
+
+def skip_encoded(reading: ReadContext) -> Iterator[Document]:
+    """A file of another encoding than UTF-8: no document."""
+    reading.report(Place(0), reading.piece.encoding, f"{_UTF8} (iconv -f ENCODING -t UTF-8 FILE)")
     yield from ()
 
 

@@ -35,6 +35,7 @@ from tools.corpus.extract.read_context import (
     keep_commonest,
     printable,
     skip_damaged,
+    skip_encoded,
 )
 from tools.corpus.pipeline import Context, Manifest, Options, Stage, Team, draft, fingerprint_file
 
@@ -66,6 +67,7 @@ _READERS: dict[str, Callable[[ReadContext], Iterator[Document]]] = {
     "parquet": read_parquet,
     "books": read_books,
     "damaged": skip_damaged,
+    "encoded": skip_encoded,
 }
 
 

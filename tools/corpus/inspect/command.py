@@ -23,8 +23,7 @@ def inspect(options: InspectOptions) -> str:
     for name in ("samples", "packs", "seed"):
         if getattr(options, name) < 0:
             raise ValueError(f"--{name} must be at least 0. Got {getattr(options, name)}.")
-    if options.plot is not None:
-        check_picture(options.plot)
+    check_picture(options.plot)
     report = examine(options)
     if options.plot is not None:
         if not any(histogram.total for histogram in report.histograms):

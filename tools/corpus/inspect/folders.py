@@ -22,6 +22,7 @@ from tools.common.log import progress
 from tools.corpus.inspect.histogram import Histogram
 from tools.corpus.inspect.report import Excerpt, Figure, InspectOptions, Report
 from tools.corpus.inspect.sequences import Training
+from tools.corpus.inspect.stored_ids import check_ids, check_shards
 from tools.corpus.pipeline import read_manifest
 from tools.corpus.pipeline.step import LEFT_OUT
 from tools.corpus.quick.corpus_info import load_corpus, shard_names
@@ -53,8 +54,8 @@ def examine_ids(options: InspectOptions) -> Report:
     report.add("documents", sentences.total)
     report.add("sentences", tokens.total)
     report.add("tokens", tokens.sum)
+    unknown = check_ids(dataset, tokenizer.vocab_size, "tokenize", tokenizer.unknown)
     if tokenizer.unknown is not None:
-        unknown = count_of(tokenizer.unknown, dataset)
         report.add("unknown tokens", unknown)
         report.add("share of unknown tokens", 100 * unknown / max(1, tokens.sum), "%")
     report.add("bytes of an id", dataset.ids.dtype.itemsize)
@@ -69,15 +70,6 @@ def document_sizes(dataset: IndexedDataset) -> Iterator[NDArray[np.int64]]:
     """Sentences of each document, a block of documents at a time."""
     for begin in range(0, len(dataset.documents) - 1, _BLOCK):
         yield np.diff(dataset.documents[begin : begin + _BLOCK + 1])
-
-
-def count_of(wanted: int, dataset: IndexedDataset) -> int:
-    """How often an id occurs. Read by blocks: what is read of a memory map counts as memory of the process."""
-    count = 0
-    with dataset.prefix.with_name(f"{dataset.prefix.name}.bin").open("rb") as file:
-        while len(block := np.fromfile(file, dtype=dataset.ids.dtype, count=_BLOCK)):
-            count += int(np.count_nonzero(block == wanted))
-    return count
 
 
 def decoded(dataset: IndexedDataset, tokenizer: Tokenizer, options: InspectOptions) -> Iterator[Excerpt]:
@@ -96,13 +88,15 @@ def decoded(dataset: IndexedDataset, tokenizer: Tokenizer, options: InspectOptio
 
 
 def examine_prepared(options: InspectOptions) -> Report:
-    """Draws the pairs of the first epoch, and plans their packs.
+    """Reads the ids, draws the pairs of the first epoch, and plans their packs.
 
     Raises:
-        ValueError: the folder is no prepared corpus, or see `sample_pairs`.
+        ValueError: the folder is no prepared corpus, or has ids beyond its vocabulary, or see `sample_pairs`.
     """
     corpus = load_corpus(options.folder)
     here = [shard for shard in corpus.train if shard is not None]
+    for dataset in (*here, corpus.held_out):
+        check_ids(dataset, corpus.info.vocab_size, "prepare")
     tokens = Histogram.of_lengths("tokens of a sentence", (shard.lengths for shard in here), doubling=True)
     sentences = Histogram.of_lengths(
         "sentences of a document", chain.from_iterable(map(document_sizes, here)), doubling=True
@@ -147,8 +141,14 @@ def examine_prepared(options: InspectOptions) -> Report:
 
 
 def examine_samples(options: InspectOptions) -> Report:
-    """Raises ValueError unless the folder was made by `samples`, or is a copy of such a one without some shards."""
+    """Reads the ids of all shards that are here.
+
+    Raises:
+        ValueError: the folder was not made by `samples`, nor is it a copy of such a one without some shards; or has ids
+            beyond its vocabulary.
+    """
     samples = open_samples(options.folder)
+    check_shards((*samples.shards, samples.held_out), samples.vocab_size)
     counts = np.flatnonzero(samples.histogram)
     training = Training(
         names=tuple(sample_shard_names(len(samples.shards))),

@@ -22,6 +22,7 @@ from tools.bench.harness.benchmark import (
     listed,
 )
 from tools.common.bounds import AtLeast, Share
+from tools.common.log import start_logging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ def test_figures_are_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_faults_are_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()  # as the command has done
     output = tmp_path / "some.json"
     wrong = reporting(lambda: Report(lines=["a line"], content={}, faults=["they differ"]), output=output)
     assert wrong.run(["some"]) == 1
@@ -105,6 +107,7 @@ def test_faults_are_exit_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_without_figures_nothing_but_faults_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging()  # as the command has done
     output = tmp_path / "some.json"
     assert reporting(lambda: Report(content=None, faults=["all wrong"]), output=output).run(["some"]) == 1
     captured = capsys.readouterr()

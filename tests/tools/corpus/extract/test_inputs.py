@@ -275,6 +275,39 @@ def test_kind_12_text_of_other_encodings_is_refused_by_its_likely_name(
         run(tmp_path / "out", path, format="text")
 
 
+DUMP = HEAD + "<page><title>A</title><ns>0</ns><id>1</id><revision><text>A page.</text></revision></page>\n" + TAIL
+OTHERS = {
+    "dump.xml": ("auto", DUMP),
+    "dump": ("mediawiki", DUMP),
+    "pages": ("auto", '<doc id="1" title="A">\nA\n\nA page, of WikiExtractor.\n</doc>\n'),
+    "rows.jsonl": ("auto", '{"text": "A row, of a file of JSON lines."}\n'),
+    "book.txt": ("books", "A book, of a file of its own.\n"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("packing", ["", "bz2", "gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_a_file_of_another_encoding_is_refused_whole_in_any_format(
+    name: str, packing: str, encoding: str, tmp_path: Path
+) -> None:
+    """What is looked for in bytes, such as tags of pages, is not in them, and so a dump seemed to have no page."""
+    format_, text = OTHERS[name]
+    data, folder = text.encode(encoding), tmp_path / "in"
+    pack = {"": bytes, "bz2": bz2.compress, "gz": gzip.compress}[packing]
+    folder.mkdir()
+    (folder / f"{name}{packing and '.'}{packing}").write_bytes(pack(data))
+    told = encoding.replace("utf", "UTF").replace("-be", "")
+    with pytest.raises(
+        BadInput, match=rf"byte 0: .*{told} \((little|big)-endian.*Convert the file to UTF-8 first \(iconv"
+    ):
+        run(tmp_path / "out", folder, format=format_)
+    (folder / f"z-{name}").write_bytes(text.encode("utf-8-sig"))  # its mark is the right one
+    manifest = run(tmp_path / "skipping", folder, format=format_, skip_bad=True)
+    assert len(documents(manifest)) == 1
+    assert len((tmp_path / "skipping" / "left-out.jsonl").read_text().splitlines()) == 1
+
+
 def test_empty_files_among_others_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     start_logging()
     for name, text in (("a.txt", "A text."), ("b.txt", ""), ("c.txt", "")):

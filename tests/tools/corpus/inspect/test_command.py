@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-from tensor3d.data import IndexedWriter
+from tensor3d.data import IndexedDataset, IndexedWriter
 from tests.tools.runs import write_text
 from tools.corpus.__main__ import main
 from tools.corpus.inspect.command import inspect
@@ -188,6 +189,36 @@ def test_fetched_files_are_listed(tmp_path: Path) -> None:
     assert told(folder)["figures"]["dump.bz2"] == 5
     with pytest.raises(ValueError, match="no histogram"):
         inspect(InspectOptions(folder=folder, plot=tmp_path / "a.png"))
+
+
+def put(file: Path, place: int, value: int) -> None:
+    """Writes an id of two bytes."""
+    with file.open("r+b") as stream:
+        stream.seek(2 * place)
+        stream.write(value.to_bytes(2, "little"))
+
+
+def test_an_id_beyond_the_vocabulary_is_found_where_nothing_is_shown(tmp_path: Path, pairs: Path) -> None:
+    ids = make_ids(tmp_path / "ids", [[[THE, CAT], [DOG]], [[SAT]], [[RAN, DOT]]])
+    put(ids / "documents.bin", 4, 12)
+    told_of = r"has the id 12 in document 2, and the vocabulary 12 pieces: 1 of its 6 ids .* run tokenize again"
+    with pytest.raises(ValueError, match=rf"ids/documents\.bin {told_of}"):
+        inspect(InspectOptions(folder=ids, samples=0))
+    write_text(tmp_path / "text.txt")
+    prepare(str(tmp_path / "text.txt"), tmp_path / "corpus", vocab_size=67)
+    inspect(InspectOptions(folder=tmp_path / "corpus", samples=0, packs=0))
+    for name in ("heldout.bin", "train.bin"):
+        put(tmp_path / "corpus" / name, 0, 67)
+        with pytest.raises(ValueError, match=rf"corpus/{name} has the id 67 in document 0.* run prepare again"):
+            inspect(InspectOptions(folder=tmp_path / "corpus", samples=0, packs=0))
+    shutil.copytree(pairs, tmp_path / "samples")
+    masks, texts = (next((tmp_path / "samples").glob(f"*00001-of*{end}.bin")) for end in (".masks", "2"))
+    put(masks, IndexedDataset(str(masks)[:-4]).ids.size - 1, 12)  # what is seen in the last place
+    with pytest.raises(ValueError, match=r"masks\.bin, sequences 0 to \d+: the data holds the id 12"):
+        inspect(InspectOptions(folder=tmp_path / "samples", samples=0, packs=0))
+    put(texts, 3, 400)
+    with pytest.raises(ValueError, match=r"00001-of-00002\.bin has the id 400 in document 0.* run samples again"):
+        inspect(InspectOptions(folder=tmp_path / "samples", samples=0, packs=0))
 
 
 # --- sequences -----------------------------------------------------------------------------------------------------
