@@ -68,6 +68,7 @@ class CompiledRegions:
         """Whether regions draw the masks of dropout themselves: on CPUs those are drawn several at a time before."""
         self._made: dict[tuple[Any, ...], _Code] = {}
         self._numbers: dict[tuple[Any, ...], Tensor] = {}
+        self._constants: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
         """`region(*inputs)`, without a graph.
@@ -104,6 +105,17 @@ class CompiledRegions:
                 self._numbers[key] = known
         return known
 
+    def constant(self, make: Callable[..., Tensor], *numbers: float) -> Tensor:
+        """`make(*numbers, device=...)`: a small tensor that is an input of regions, made once, and not to be written
+        to."""
+        key = (make, *numbers, torch.is_inference_mode_enabled())
+        known = self._constants.get(key)
+        if known is None:
+            known = make(*numbers, device=self._device)
+            if type(known) is Tensor:
+                self._constants[key] = known
+        return known
+
     def can_write_to(self, tensor: Tensor) -> bool:
         """Whether a compiled region may change this input: of others it may be given copies, and a fake one, which has
         no code, is not worth a region."""
@@ -114,7 +126,11 @@ class CompiledRegions:
         return self if compiled == self.compiled else CompiledRegions(compiled, self._device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_made": {}, "_numbers": {}}  # a stored model takes its cube along; these are made anew
+        return vars(self) | {
+            "_made": {},
+            "_numbers": {},
+            "_constants": {},
+        }  # a stored model takes its cube along; these are made anew
 
 
 def as_written(region: Callable[..., R], *inputs: Any) -> R:

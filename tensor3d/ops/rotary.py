@@ -66,14 +66,19 @@ class _Rotary(Function):
 
 
 def _turned(x: Tensor, positions: Tensor, base: float, direction: float) -> Tensor:
-    cos, sin = cos_and_sin(positions.unsqueeze(1), base, x.shape[-1])
+    cos, sin = _cos_and_sin(positions, frequencies(base, x.shape[-1], device=x.device))
     return _turn(x, cos.unsqueeze(1), sin.unsqueeze(1) * direction)
 
 
-def cos_and_sin(positions: Tensor, base: float, d: int) -> tuple[Tensor, Tensor]:
-    """Of the angles of positions (T, 1): fp32 (T, d/2) each. A region."""
-    exponents = torch.arange(0, d, 2, dtype=torch.float32, device=positions.device) / d
-    angles = positions.float() * (1.0 / base**exponents)
+def frequencies(base: float, d: int, *, device: torch.device) -> Tensor:
+    """fp32 (d/2,): by how much each pair turns from a position to the next."""
+    return 1.0 / base ** (torch.arange(0, d, 2, dtype=torch.float32, device=device) / d)
+
+
+def _cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the angles: fp32 (T, d/2) each. In no region: a compiler's cosines differ in their last bit, and in fp64 models
+    would by no less."""
+    angles = positions.unsqueeze(1).float() * frequencies
     return angles.cos(), angles.sin()
 
 
@@ -109,7 +114,7 @@ class _RotaryOfParts(Function):
     def forward(ctx: Any, qkv: Tensor, positions: Tensor, base: float, regions: CompiledRegions) -> tuple[Tensor, ...]:
         ctx.save_for_backward(positions)
         ctx.base, ctx.regions, ctx.shape = base, regions, qkv.shape[1:]
-        angles = regions(cos_and_sin, positions.unsqueeze(1), base, qkv.shape[3])
+        angles = _cos_and_sin(positions, regions.constant(frequencies, base, qkv.shape[3]))
         parts = regions(turned_parts, qkv.flatten(1), *angles, qkv.shape[2])
         return tuple(part.unflatten(1, (-1, qkv.shape[3])) for part in parts)
 
@@ -117,9 +122,10 @@ class _RotaryOfParts(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (positions,) = ctx.saved_tensors
-        angles = ctx.regions(cos_and_sin, positions.unsqueeze(1), ctx.base, ctx.shape[2])
-        flat = ctx.regions(turned_back, *(each.flatten(1) for each in gradients), *angles, ctx.shape[1])
-        return flat.unflatten(1, ctx.shape), None, None, None
+        regions, flat = ctx.regions, [each.flatten(1) for each in gradients]
+        angles = _cos_and_sin(positions, regions.constant(frequencies, ctx.base, ctx.shape[2]))
+        product = regions(turned_back, *flat, *angles, ctx.shape[1])
+        return product.unflatten(1, ctx.shape), None, None, None
 
 
 def turned_parts(qkv: Tensor, cos: Tensor, sin: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,7 @@ from tensor3d.layers.mlp import GatedMLP3D, add_dropped
 from tensor3d.ops.activations import Activation, activated, biased_backward
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.dropout import drop, gain_of, keep_mask
+from tensor3d.ops.rotary import frequencies
 from tests.models.toy import sums_and_gradients
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
@@ -288,6 +289,21 @@ def test_a_number_is_made_once() -> None:
     assert regions.number(1.5, torch.float32) is number
     assert regions.number(1.5, torch.float64).dtype == torch.float64
     assert not pickle.loads(pickle.dumps(regions))._numbers
+
+
+def test_a_constant_is_made_once() -> None:
+    """And anew under inference, whose tensors are of no use in training, and in a copy."""
+    regions = CompiledRegions(False, CPU)
+    made = regions.constant(frequencies, 10_000.0, 8)
+    assert made is regions.constant(frequencies, 10_000.0, 8)
+    assert not torch.equal(made, regions.constant(frequencies, 500.0, 8))
+    with torch.inference_mode():
+        assert regions.constant(frequencies, 10_000.0, 8).is_inference()
+    assert not regions.constant(frequencies, 10_000.0, 8).is_inference()
+    with FakeTensorMode():
+        assert regions.constant(frequencies, 10_000.0, 16).shape == (8,)
+    assert type(regions.constant(frequencies, 10_000.0, 16)) is Tensor
+    assert not pickle.loads(pickle.dumps(regions))._constants
 
 
 def test_another_probability_of_dropout_is_no_other_region() -> None:

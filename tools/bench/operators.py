@@ -250,6 +250,13 @@ class RegionsAsOne(CompiledRegions):
 
     counter: OperatorCounter | None = None
 
+    def constant(self, make: Callable[..., Tensor], *numbers: float) -> Tensor:
+        """Which stays: a real one does, and these are all of one mode."""
+        key = (make, *numbers)
+        if key not in self._constants:
+            self._constants[key] = super().constant(make, *numbers)
+        return self._constants[key]
+
     def __call__(self, region: Callable[..., R], *inputs: Any) -> R:
         given = _tensors(inputs)
         versions = [each._version for each in given]

@@ -68,13 +68,13 @@ LAYER: Mapping[_Kind, LayerCounts] = MappingProxyType(
         ("pre", True, False): LayerCounts(Count(41, 2, 80), Count(166, 8, 301), Count(12, 0, 4)),
         ("pre", True, True): LayerCounts(Count(30, 2, 5), Count(78, 8, 24), Count(10)),
         ("modern", False, False): LayerCounts(Count(106, 0, 68), Count(324, 0, 241), Count(72)),
-        ("modern", False, True): LayerCounts(Count(30, 0, 4), Count(156, 0, 24), Count(32)),
+        ("modern", False, True): LayerCounts(Count(36, 0, 4), Count(156, 0, 24), Count(32)),
         ("modern", True, False): LayerCounts(Count(114, 0, 74), Count(312, 0, 265), Count(36)),
-        ("modern", True, True): LayerCounts(Count(30, 0, 4), Count(80, 0, 12), Count(16)),
+        ("modern", True, True): LayerCounts(Count(36, 0, 4), Count(80, 0, 12), Count(16)),
         ("rms", False, False): LayerCounts(Count(130), Count(444), Count(72)),
-        ("rms", False, True): LayerCounts(Count(30, 0, 4), Count(156, 0, 24), Count(32)),
+        ("rms", False, True): LayerCounts(Count(36, 0, 4), Count(156, 0, 24), Count(32)),
         ("rms", True, False): LayerCounts(Count(144), Count(456), Count(36)),
-        ("rms", True, True): LayerCounts(Count(30, 0, 4), Count(80, 0, 12), Count(16)),
+        ("rms", True, True): LayerCounts(Count(36, 0, 4), Count(80, 0, 12), Count(16)),
     }
 )
 REST: Mapping[_Kind, RestCounts] = MappingProxyType(
@@ -122,7 +122,7 @@ _OVER_BOTH = 12
 _OVER_X = 24
 """Operators of the rest more where x alone is above 1: the lookup's, and those of several ranks, which `RestCounts` has
 for y and z."""
-_ROTARY, _ROTARY_COMPILED = 88, 16
+_ROTARY, _ROTARY_COMPILED = 88, 28
 """Bytes of a layer of the modern encoder, for each row on face y and each column of a head: angles have no heads."""
 _GROUPED: Mapping[tuple[bool, bool], tuple[int, int, int]] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ from tools.bench.vs_transformers.contenders import with_sizes
 ROOT = Path(__file__).parents[3]
 LIBRARY = sorted(path for folder in ("tensor3d", "models") for path in (ROOT / folder).rglob("*.py"))
 # Runs where nothing is compiled; what is in its place then is another region.
-NEVER_COMPILED = {"_gradient"}
+NEVER_COMPILED = {"_gradient", "frequencies"}
 
 WIDE = Operand(torch.bfloat16, (64, 32))
 BIASED = Call(biased, (WIDE, Operand(torch.float32, (32,)), "gelu"), (WIDE,))
