@@ -76,8 +76,8 @@ def frequencies(base: float, d: int, *, device: torch.device) -> Tensor:
 
 
 def _cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the angles: fp32 (T, d/2) each. In no region: a compiler's cosines differ in their last bit, and in fp64 models
-    would by no less."""
+    """Of the angles: fp32 (T, d/2) each. In no region: a compiler's cosines have another last bit, also in models of
+    fp64."""
     angles = positions.unsqueeze(1).float() * frequencies
     return angles.cos(), angles.sin()
 
