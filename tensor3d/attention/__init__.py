@@ -18,6 +18,7 @@ from torch import Tensor
 from tensor3d.attention.backends import SUPPORT, AttentionArgs, AttentionRequest, Backend, Name, choose, named, served
 from tensor3d.attention.flex import flex
 from tensor3d.attention.grouped import grouped
+from tensor3d.attention.relative import RelativeTerms, dense_scores
 from tensor3d.attention.varlen import varlen
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
@@ -56,7 +57,10 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, rows: NDArray[np.int64], call: Atten
         allowed &= distance >= 0
     if call.window is not None:
         allowed &= distance.abs() < call.window
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+    if call.relative is not None:
+        scores = dense_scores(q, k, call.relative, distance)
+    else:
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
     wide = torch.promote_types(q.dtype, torch.float32)
     weights = torch.where(allowed, scores, -math.inf).softmax(-1, dtype=wide).to(q.dtype)
     return torch.einsum("hqk,khd->qhd", F.dropout(weights, call.dropout), v)
@@ -86,6 +90,7 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     queries: RowSelection | None = None,
+    relative: RelativeTerms | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(d)) v within each sequence; nothing crosses a boundary, and no rank talks to another.
 
@@ -102,6 +107,7 @@ def attention(
             all rows. Slots that are not used give zeros.
         window: a row attends only to rows less than this far away (Beltagy et al. 2020, arXiv 2004.05150, §3.1);
             causal: to itself and the `window - 1` rows before it. At least 1.
+        relative: what scores have beside q k^T, by the distance of query and key; the scale of products is theirs then.
 
     Raises:
         ValueError: shapes or types that differ, sequences that do not cover the rows, queries that are not among them,
@@ -111,22 +117,27 @@ def attention(
     check_window(window)
     check_probability(dropout)
     _check_shapes(q, k, v, sequences, queries)
+    if relative is not None:
+        relative.check(q)
     near = None if window is None or window >= sequences.max_seqlen else window
-    call = AttentionArgs(sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near)
+    call = AttentionArgs(
+        sequences=sequences, queries=queries, dropout=dropout, causal=causal, window=near, relative=relative
+    )
     # What this rank's sequences are as long as must not matter: all ranks are to refuse what is named, or none.
     name = _chosen(backend, q, k, v, call, has_window=(near if backend == "auto" else window) is not None)
     if not SUPPORT[name].kv_heads or q.shape[0] == 0:
         k, v = served(k, q.shape[1]), served(v, q.shape[1])
     if q.shape[0] == 0 or k.shape[0] == 0:
         # Nothing, or slots that are not used: zeros. And nothing of q, k and v, for the backward pass.
-        return torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
+        nothing = torch.cat([q.new_zeros(q.shape), q[:0], k[:0], v[:0]])
+        return nothing if relative is None else relative.without_rows(nothing)
     return _BACKENDS[name](q, k, v, call)
 
 
 def _chosen(backend: Backend, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs, *, has_window: bool) -> Name:
     """Found once for all layers that ask for the same."""
     learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    masking = call.dropout > 0, call.causal, has_window, call.queries is not None
+    masking = call.dropout > 0, call.causal, has_window, call.queries is not None, call.relative is not None
     key = backend, k.dtype, k.shape[-1], k.device, masking, learns
     return call.sequences.once(
         key, lambda: choose(backend, replace(AttentionRequest.of(q, k, v, call), window=has_window))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensor3d.attention.flash_version import flash_version
+from tensor3d.attention.relative import RelativeTerms
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.torch_private import flash_attention, is_there
@@ -28,6 +29,8 @@ class AttentionArgs:
     causal: bool
     window: int | None
     """None where it is no narrower than the longest sequence, too."""
+    relative: RelativeTerms | None = None
+    """What scores have beside q k^T."""
 
 
 def apart(v: Tensor, k: Tensor) -> Tensor:
@@ -63,6 +66,7 @@ class AttentionRequest:
     causal: bool = False
     window: bool = False
     queries: bool = False
+    relative: bool = False
     gradient: bool = True
     """Whether a backward pass may come."""
     flash: str | None = None
@@ -79,6 +83,7 @@ class AttentionRequest:
             causal=call.causal,
             window=call.window is not None,
             queries=call.queries is not None,
+            relative=call.relative is not None,
             gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)),
             flash=flash_version() if k.is_cuda else None,
         )
@@ -110,6 +115,8 @@ class BackendSpec:
     dropout: bool = True
     causal: bool = True
     window: bool = True
+    relative: bool = True
+    """Scores that depend on distance."""
     kv_heads: bool = False
     """Keys and values of fewer heads than queries, as they are: the others get them repeated (`served`)."""
     queries: bool = True
@@ -145,6 +152,7 @@ class BackendSpec:
             (facts.causal, self.causal, "causal mask"),
             (facts.window, self.window, "window"),
             (facts.queries, self.queries, "choice of queries"),
+            (facts.relative, self.relative, "relative positions"),
         ):
             if wanted and not has:
                 yield f"has no {what}"
@@ -165,6 +173,7 @@ SUPPORT: dict[Name, BackendSpec] = {
         types=(torch.bfloat16, torch.float16),
         capability=(8, 0),
         head_dims=(8, 256),
+        relative=False,
         kv_heads=True,
         # Its mask would be aligned with the last query, wherever that one stands.
         queries_masked=False,
@@ -177,6 +186,7 @@ SUPPORT: dict[Name, BackendSpec] = {
         capability=(7, 0),
         least_head_dim=16,  # of the tiles that Triton multiplies
         dropout=False,
+        relative=False,
     ),
 }
 AUTO: tuple[Name, ...] = ("varlen", "grouped")

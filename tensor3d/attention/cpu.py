@@ -183,7 +183,7 @@ SHORT, MIDDLING = 128, 512
 def serves(k: Tensor, call: AttentionArgs, grouping: LengthGroups) -> bool:
     """Whether the sequences can be taken so: as they lie, all rows asking, without dropout, mask or window."""
     as_they_lie = grouping.gather is None and call.queries is None
-    whole = call.window is None and not call.dropout and is_there(flash_attention_cpu)
+    whole = call.window is None and call.relative is None and not call.dropout and is_there(flash_attention_cpu)
     # Whoever forbids the kernel, as `torch.nn.attention.sdpa_kernel` does, gets SDPA's other ones.
     return k.device.type == "cpu" and as_they_lie and whole and torch.backends.cuda.flash_sdp_enabled()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from tensor3d.attention.backends import AttentionArgs, apart
 from tensor3d.attention.cpu import in_place, serves, with_dropout
 from tensor3d.attention.flash_version import flash_version
+from tensor3d.attention.relative import attend
 from tensor3d.batches.length_groups import LengthGroup, LengthGroups
 from tensor3d.ops.autograd_function import Function, once_differentiable
 from tensor3d.torch_private import storage_id
@@ -42,7 +43,8 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs) -> Tensor:
     if queries is not None:
         # The slot of those that are not used; and nothing of q, k and v, so that a backward pass comes through here
         # where all are unused, as on the other ranks.
-        results += [v.new_zeros(1, *v.shape[1:]), q[:0], k[:0], v[:0]]
+        unused = v.new_zeros(1, *v.shape[1:])
+        results += [unused if call.relative is None else call.relative.without_rows(unused), q[:0], k[:0], v[:0]]
     if grouping.restore is None:
         return torch.cat(results) if len(results) > 1 else results[0]
     if grouping.ask is not None:  # slots of padding are not restored, so no gradient comes back through them
@@ -155,6 +157,8 @@ def _attend(group: LengthGroup, slots: Slots, call: AttentionArgs) -> Tensor:
     """(asking slots of the group, h, d)"""
     members = len(group.members)
     q, k, v = (t.view(members, len(t) // members, *t.shape[1:]).transpose(1, 2) for t in slots)
+    if call.relative is not None:
+        return attend(q, k, v, call.relative, group, call).transpose(1, 2).flatten(0, 1)
     mask, causal = group.masking(call.window, call.causal)
     if call.dropout and k.device.type == "cpu":
         result = with_dropout(q, k, v, group.band(None, True) if causal else mask, call.dropout)
@@ -173,6 +177,7 @@ def _on_streams(asked: Sequence[tuple[LengthGroup, Slots]], call: AttentionArgs)
     """
     device = asked[0][1][0].device
     current, results = torch.cuda.current_stream(device), []
+    relative = [] if call.relative is None else call.relative.tensors
     masks = [group.masking(call.window, call.causal)[0] for group, _ in asked]  # made here, whoever uses them
     begun = current.record_event()
     for number, ((group, slots), mask) in enumerate(zip(asked, masks, strict=True)):
@@ -180,7 +185,7 @@ def _on_streams(asked: Sequence[tuple[LengthGroup, Slots]], call: AttentionArgs)
         stream.wait_event(begun)
         with torch.cuda.stream(stream):
             result = _attend(group, slots, call)
-        for tensor in slots if mask is None else (*slots, mask):
+        for tensor in (*slots, *([] if mask is None else [mask]), *relative):
             tensor.record_stream(stream)
         result.record_stream(current)
         results.append(result)

@@ -11,10 +11,11 @@ with the rows then, not with their square.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Numbers = NDArray[np.int64]
+T = TypeVar("T")
 
 _MOST_GROUPS = 8
 _SMALLEST_BLOCK = 64
@@ -47,8 +49,15 @@ class LengthGroup:
     """Slots of each member for rows that ask, where only some do; None: all do."""
     places: Tensor | None = None
     """int64 (members, asked): the place of each of these in its sequence; padding repeats the first."""
-    _bands: dict[tuple[int | None, bool], Tensor] = field(default_factory=dict, repr=False, compare=False)
-    """Masks of windows, once made."""
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Masks of windows and the like."""
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave when it was first asked for by this key: all layers ask for the same."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     def masking(self, window: int | None, causal: bool) -> tuple[Tensor | None, bool]:
         """The mask that hides from real queries what they must not see, if there is one; and whether, instead, the
@@ -67,14 +76,17 @@ class LengthGroup:
         Of shape (length, length), or (members, 1, length, length) where padded keys are to be hidden, or
         (members, 1, asked, length) where some rows ask. Made once for all layers.
         """
-        if (window, causal) not in self._bands:
-            self._bands[window, causal] = self._made_band(window, causal)
-        return self._bands[window, causal]
+        return self.once(("band", window, causal), lambda: self._made_band(window, causal))
+
+    @property
+    def distances(self) -> Tensor:
+        """int64 (length, length), or (members, 1, asked, length) where some rows ask: how far before its query (dim
+        -2) a key (dim -1) is."""
+        keys = torch.arange(self.length, device=self.device)
+        return (keys[:, None] if self.places is None else self.places[:, None, :, None]) - keys
 
     def _made_band(self, window: int | None, causal: bool) -> Tensor:
-        keys = torch.arange(self.length, device=self.device)
-        asking = keys[:, None] if self.places is None else self.places[:, None, :, None]
-        distance = asking - keys
+        distance = self.distances
         near = distance.abs() < (self.length if window is None else window)
         if causal:  # padding stands at the end, where no real row looks
             return near & (distance >= 0)

@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend, attention, check_cover, check_queries, check_window
 from tensor3d.attention.backends import check_gpus
+from tensor3d.attention.relative import RelativeTerms
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.relative import RelativeRows, gather_table
 from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.rotary import check_rotary, rotary, rotary_of_parts
 from tensor3d.sharding.activation_layout import check_divides, in_batch
@@ -99,24 +101,50 @@ class Attention3D(nn.Module):
         self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
 
     @out_of_graphs
-    def forward(self, x: Tensor, sequences: Sequences, queries: RowSelection | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sequences: Sequences,
+        queries: RowSelection | None = None,
+        *,
+        relative: RelativeTerms | RelativeRows | None = None,
+    ) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
             queries: rows of this rank's on face y, U/z of them; the result then has these alone, (U/y, H/z).
+            relative: what scores have by the distance of query and key: terms of this rank's heads, or a table of
+                hidden states by distance, of which this layer's own QKV makes keys and queries. For that the weight is
+                gathered a second time, and the rows of keys and queries over x and z.
         """
         if x.dim() == 3:
-            return in_batch(lambda rows: self.forward(rows, sequences, queries), x, "Attention3D")
+            return in_batch(lambda rows: self.forward(rows, sequences, queries, relative=relative), x, "Attention3D")
+        terms = self._terms(relative) if isinstance(relative, RelativeRows) else relative
         projected = self.qkv(x)
         parts = self.heads // self.kv_heads + 2
         qkv = projected.view(-1, self.kv_heads // self.cube.axis("y").size, parts, self.head_dim)
         if self.recompute == "attention" and torch.is_grad_enabled():
-            return self.out(checkpoint(self._mixed, qkv, sequences, queries, use_reentrant=False))
-        mixed = self._mixed(qkv, sequences, queries)
+            return self.out(checkpoint(self._mixed, qkv, sequences, queries, terms, use_reentrant=False))
+        mixed = self._mixed(qkv, sequences, queries, terms)
         mark_alike(mixed, projected)
         return self.out(mixed)
 
-    def _mixed(self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None) -> Tensor:
+    def _terms(self, table: RelativeRows) -> RelativeTerms:
+        """Keys and queries by distance, (n, h/y, d) each."""
+        if self.kv_heads != self.heads:
+            raise ValueError(
+                f"a table by distance needs as many heads of keys as of queries. Got kv_heads={self.kv_heads} of "
+                f"heads={self.heads}."
+            )
+        rows = gather_table(self.qkv(table.dropped), self.cube)
+        q, k, _ = rows.view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim).unbind(2)
+        return RelativeTerms(
+            buckets=table.buckets, keys=k if table.keys else None, queries=q if table.queries else None
+        )
+
+    def _mixed(
+        self, qkv: Tensor, sequences: Sequences, queries: RowSelection | None, relative: RelativeTerms | None
+    ) -> Tensor:
         if self.rotary_base is not None:
             check_cover(sequences, qkv.shape[0])  # before positions meet rows that are not theirs
         if self.rotary_base is not None and self.cube.speed.compile:
@@ -138,6 +166,7 @@ class Attention3D(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             causal=self.causal,
             window=self.window,
+            relative=relative,
         )
         return mixed.flatten(1)
 

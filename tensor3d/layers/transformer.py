@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d.attention import Backend
+from tensor3d.attention.relative import RelativeTerms
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
@@ -20,6 +21,7 @@ from tensor3d.layers.dropout import Dropout3D
 from tensor3d.layers.linear import Linear3D, gather_together
 from tensor3d.layers.mlp import add_bias_and_activate, add_dropped
 from tensor3d.layers.norm import LayerNorm3D
+from tensor3d.layers.relative import RelativeRows
 from tensor3d.ops.activations import Activation, activated, check_activation_name
 from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.sharding.activation_layout import check_activation, in_batch
@@ -28,6 +30,7 @@ from tensor3d.sharding.redistribute import select
 from tensor3d.torch_private import has_global_hooks
 
 NormPlace = Literal["post", "pre"]
+Relative = RelativeTerms | RelativeRows | None
 
 
 class MLP3D(nn.Module):
@@ -100,7 +103,7 @@ class Block3D(nn.Module):
 
     Args:
         attention: called with (x, sequences), face z to face z, as `Attention3D`; for chosen rows with (x, sequences,
-            queries).
+            queries); where scores hang on distance, with `relative` too.
         mlp: called with x, face z to face z, as `MLP3D` and `GatedMLP3D`.
         attention_norm, mlp_norm: on face z, as `LayerNorm3D("z")` and `RMSNorm3D`; `nn.Identity()` leaves one out.
         norm: `"post"`: after the residual, as in BERT. `"pre"`: before each part.
@@ -144,33 +147,36 @@ class Block3D(nn.Module):
         self.attention_out_dropout = attention_out_dropout
 
     @out_of_graphs
-    def forward(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, sequences: Sequences, chosen: RowSelection | None = None, *, relative: Relative = None
+    ) -> Tensor:
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
             chosen: U rows of the plane, to which all others attend as before, but for which alone the rest is computed:
                 the result is (U/y, H/z), equal to those rows of the whole. One more reduce-scatter over y, of U/z rows
                 of H, and its gather in backward.
+            relative: for the attention, as `Attention3D` takes it.
         """
         if self.recompute == "layer" and torch.is_grad_enabled():
             # Not reentrant: backward stays one pass, at whose end the ledger sums once.
-            result: Tensor = checkpoint(self._blocks, x, sequences, chosen, use_reentrant=False)
+            result: Tensor = checkpoint(self._blocks, x, sequences, chosen, relative, use_reentrant=False)
             return result
-        return self._blocks(x, sequences, chosen)
+        return self._blocks(x, sequences, chosen, relative)
 
-    def _blocks(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
+    def _blocks(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None, relative: Relative) -> Tensor:
         with gather_together([self.attention, self.mlp], self.dropout.cube):
-            return self._parts(x, sequences, chosen)
+            return self._parts(x, sequences, chosen, relative)
 
-    def _parts(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
+    def _parts(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None, relative: Relative) -> Tensor:
         of_attention = self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
         if self.norm == "pre":
-            attended = self._attend(self.attention_norm(x), sequences, chosen)
+            attended = self._attend(self.attention_norm(x), sequences, chosen, relative)
             x = self._added(self._kept(x, chosen), attended, of_attention)
             return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)
         cube = self.dropout.cube
         with HandedOn(x, cube) as residual:
-            attended = self._attend(x, sequences, chosen)
+            attended = self._attend(x, sequences, chosen, relative)
         x = self._normed(self._kept(residual.tensor, chosen), attended, self.attention_norm, of_attention)
         with HandedOn(x, cube) as residual:
             part = self.mlp(x)
@@ -194,8 +200,10 @@ class Block3D(nn.Module):
             result = norm(x, dropout(part))
         return result
 
-    def _attend(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None) -> Tensor:
-        mixed: Tensor = self.attention(x, sequences) if chosen is None else self.attention(x, sequences, chosen)
+    def _attend(self, x: Tensor, sequences: Sequences, chosen: RowSelection | None, relative: Relative) -> Tensor:
+        options = {} if relative is None else {"relative": relative}
+        rows = () if chosen is None else (chosen,)
+        mixed: Tensor = self.attention(x, sequences, *rows, **options)
         return mixed
 
     def _kept(self, x: Tensor, chosen: RowSelection | None) -> Tensor:

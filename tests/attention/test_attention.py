@@ -185,8 +185,8 @@ def test_a_band_is_made_once_and_only_where_the_window_cuts() -> None:
     for _ in range(2):
         attention(q, q, q, sequences, window=4)
     assert long.band(4, False) is long.band(4, False), "made once for all layers"
-    assert list(long._bands) == [(4, False)]
-    assert not short._bands, "a sequence no longer than the window needs no mask"
+    assert list(long._made) == [("band", 4, False)]
+    assert not short._made, "a sequence no longer than the window needs no mask"
 
 
 @pytest.mark.parametrize("causal", [False, True])

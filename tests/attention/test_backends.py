@@ -71,6 +71,7 @@ def cpu(dtype: torch.dtype = torch.float32, **facts: Any) -> AttentionRequest:
         (cpu(), "grouped"),
         (cpu(torch.bfloat16), "grouped"),
         (cpu(dropout=True, causal=True, window=True, queries=True), "grouped"),
+        (cuda(relative=True), "grouped"),
         (AttentionRequest(device="meta", dtype=torch.float32, head_dim=3), "grouped"),
     ],
 )
@@ -190,7 +191,7 @@ def cells(support: BackendSpec) -> list[str]:
     queries = ("yes" if support.queries_masked else "without causal and window") if support.queries else "no"
     least = "" if support.capability is None else f" (from {support.capability[0]}.{support.capability[1]})"
     backward = devices if support.backward is None else ", ".join(support.backward)
-    flags = ["yes" if each else "no" for each in (support.dropout, support.causal, support.window)]
+    flags = ["yes" if each else "no" for each in (support.dropout, support.causal, support.window, support.relative)]
     return [f"`{support.name}`", devices + least, backward, types, dims, *flags, queries]
 
 
