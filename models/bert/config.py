@@ -9,19 +9,31 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from tensor3d import CubeShape
+from tensor3d.attention.relative import LogBuckets
 from tensor3d.layers.mlp import GatedActivation
+from tensor3d.layers.relative import check_rows
 from tensor3d.ops.activations import Activation, check_activation_name
 
 Encoder = Literal["classic", "modern"]
 Family = Literal[
-    "bert", "roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "distilbert", "electra", "modernbert", "eurobert"
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "xlm-roberta-xl",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "eurobert",
+    "deberta-v2",
 ]
 """Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
 modern one."""
 Pooling = Literal["cls", "mean", "late"]
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")
-WITHOUT_TYPES = ("distilbert", "modernbert", "eurobert")
+WITHOUT_TYPES = ("distilbert", "modernbert", "eurobert", "deberta-v2")
 """Families whose tokens have no types."""
+_GELU_POOLERS = ("electra", "eurobert", "deberta-v2")
 _MODERN_ONLY = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
 _POOLINGS: Mapping[str, tuple[Pooling, ...]] = MappingProxyType(
     {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}
@@ -56,13 +68,16 @@ class BertConfig:
     """Entries of the vocabulary."""
     positions: int = 512
     """The longest sequence: rows of the position table from `first_position` on. The modern encoder has no such
-    table."""
+    table, and DeBERTa none either: it is the farthest distance there that has a bucket of its own."""
+    position_buckets: int | None = None
+    """Of DeBERTa: buckets of distances to each side, even (He et al. 2021, arXiv 2006.03654, §3.1). Default: 256, but
+    at most half of positions."""
     first_position: int = 0
     """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
     padding and one more."""
     types: int = 2
-    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT, ModernBERT
-    and EuroBERT have 0."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT, ModernBERT,
+    EuroBERT and DeBERTa have 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -103,7 +118,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "embedding", "vocab", "positions", "inner", "window")
-        for name in (*sizes, "global_every"):
+        for name in (*sizes, "global_every", "position_buckets"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
@@ -152,7 +167,18 @@ class BertConfig:
                 "Leave it out."
             )
 
+        if self.position_buckets is not None and self.family != "deberta-v2":
+            raise ValueError(
+                f'position_buckets belongs to family="deberta-v2". Got position_buckets={self.position_buckets} with '
+                f"family={self.family!r}. Leave it out."
+            )
+
     def _check_classic(self) -> None:
+        _ = self.distance_buckets
+        if self.family == "deberta-v2" and self.norm != "post":
+            raise ValueError(
+                f'family="deberta-v2" has its norms after each block. Got norm={self.norm!r}. Leave it out.'
+            )
         if self.family in ("modernbert", "eurobert"):
             raise ValueError(
                 f'family="{self.family}" has encoder="modern". Got encoder="classic". Set encoder = "modern".'
@@ -266,6 +292,17 @@ class BertConfig:
         return self.family not in ("xlm-roberta-xl", "eurobert")
 
     @property
+    def distance_buckets(self) -> LogBuckets | None:
+        """How DeBERTa's scores tell distances apart. None: of other families they have none."""
+        if self.family != "deberta-v2":
+            return None
+        span = min(256, self.positions // 4 * 2) if self.position_buckets is None else self.position_buckets
+        try:
+            return LogBuckets(span=span, farthest=self.positions)
+        except ValueError as problem:
+            raise ValueError(f"position_buckets={span} with positions={self.positions}: {problem}") from None
+
+    @property
     def has_rms_norm(self) -> bool:
         """Whether norms are RMSNorm, not LayerNorm."""
         return self.family == "eurobert"
@@ -292,7 +329,8 @@ class BertConfig:
     @property
     def position_rows(self) -> int:
         """Rows of the position table; 0: there is none."""
-        return self.first_position + self.positions if self.encoder == "classic" else 0
+        has_table = self.encoder == "classic" and self.distance_buckets is None
+        return self.first_position + self.positions if has_table else 0
 
     @property
     def head_activation(self) -> Activation:
@@ -301,7 +339,7 @@ class BertConfig:
 
     @property
     def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
-        return "relu" if self.family == "distilbert" else "gelu" if self.family in ("electra", "eurobert") else "tanh"
+        return "relu" if self.family == "distilbert" else "gelu" if self.family in _GELU_POOLERS else "tanh"
 
     @property
     def has_pooler_bias(self) -> bool:
@@ -355,6 +393,8 @@ class BertConfig:
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""
         shape.check_block(heads=self.heads, hidden=self.hidden, inner=self.inner_size, kv_heads=self.kv_heads)
+        if self.distance_buckets is not None:
+            check_rows(self.distance_buckets, shape)
         for axis, size in (("y", shape.y), ("z", shape.z)):
             if self.embedding_size % size:
                 raise ValueError(

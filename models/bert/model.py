@@ -40,11 +40,13 @@ from tensor3d import (
     select,
 )
 from tensor3d.attention import Backend
+from tensor3d.attention.relative import Buckets
 from tensor3d.batches.row_selection import RowSelection
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.linear import kept_for_heads
+from tensor3d.layers.relative import RelativeEmbedding3D, RelativeRows
 from tensor3d.ops.activations import activated
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -256,6 +258,23 @@ def classic_layer(
     )
 
 
+class DistanceTable(nn.Module):
+    """DeBERTa's hidden states by distance of query and key, of which every layer makes keys and queries with the
+    weights that it has for tokens (He et al. 2021, arXiv 2006.03654, §3.1; of one table for all layers and a LayerNorm
+    behind it, as the second and third version have them)."""
+
+    def __init__(self, config: BertConfig, buckets: Buckets, cube: Cube) -> None:
+        super().__init__()
+        self.table = RelativeEmbedding3D(buckets, config.hidden, cube, std=config.std)
+        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
+        self.dropout = Dropout3D(config.dropout, cube)
+
+    def forward(self) -> RelativeRows:
+        """Of all distances, n rows: (n/xy, H/z) on face z, of which each layer drops for itself."""
+        rows = self.norm(self.table.all_rows())
+        return RelativeRows(rows=rows, buckets=self.table.buckets, dropout=self.dropout)
+
+
 class BertModel(Pretrained):
     """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/model.py).
 
@@ -283,6 +302,9 @@ class BertModel(Pretrained):
         super().__init__()
         self.config, self.cube, self.read_rows_only = config, cube, read_rows_only
         self.embeddings = BertEmbeddings(config, cube)
+        self.relative = None
+        if config.distance_buckets is not None:
+            self.relative = DistanceTable(config, config.distance_buckets, cube)
         layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
             layer(
@@ -304,9 +326,10 @@ class BertModel(Pretrained):
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike)
+        relative = None if self.relative is None else self.relative()
         for layer in self.layers[:-1]:
-            h = layer(h, batch.sequences)
-        h = self.layers[-1](h, batch.sequences, chosen)
+            h = layer(h, batch.sequences, relative=relative)
+        h = self.layers[-1](h, batch.sequences, chosen, relative=relative)
         return h if self.final_norm is None else self.final_norm(h)
 
     def rows_of_heads(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -162,6 +162,10 @@ class _Columns:
     of_keys: Tensor
     """The same, turned: (L, A), or (m, 1, L, A)."""
 
+    def rows_of(self, table: Tensor) -> Tensor:
+        """Those of a table (n, ...) that occur, (u, ...)."""
+        return table if len(self.used) == len(table) else table.index_select(0, self.used)
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, terms: RelativeTerms, group: LengthGroup, call: _Call) -> Tensor:
     """(m, h, A, d). A GPU's kernel keeps the scores' second part (m, h, A, L) for backward; elsewhere probabilities are
@@ -177,7 +181,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, terms: RelativeTerms, group: LengthG
     if seen is not None:
         added = added.masked_fill(~seen, -math.inf)
     scale = terms.scale(q.shape[-1])
-    if q.is_cuda:
+    if q.device.type != "cpu":
         added = added.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=call.dropout, scale=scale)
     own, keys = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
@@ -199,21 +203,24 @@ def _added(q: Tensor, k: Tensor, terms: RelativeTerms, group: LengthGroup) -> Te
     columns: _Columns = group.once(("relative", terms.buckets), lambda: _columns(terms.buckets, group))
     scale, parts = terms.scale(q.shape[-1]), []
     if terms.keys is not None:
-        products = q @ (terms.keys.index_select(0, columns.used) * scale).permute(1, 2, 0)
-        parts.append(_chosen(products, columns.of_queries))
+        parts.append(_by_distance(q, columns.rows_of(terms.keys) * scale, columns.of_queries))
     if terms.queries is not None:
-        products = k @ (terms.queries.index_select(0, columns.used) * scale).permute(1, 2, 0)
-        parts.append(_chosen(products, columns.of_keys).transpose(-1, -2))
+        parts.append(_by_distance(k, columns.rows_of(terms.queries) * scale, columns.of_keys).transpose(-1, -2))
     if terms.bias is not None:
-        by_head = terms.bias.index_select(0, columns.used).t()[:, columns.of_queries]
-        bias = by_head.squeeze(2).transpose(0, 1) if by_head.dim() == 5 else by_head.unsqueeze(0)
+        by_head = columns.rows_of(terms.bias).t()[:, columns.of_queries]
+        bias = by_head.squeeze(2) if by_head.dim() == 5 else by_head.unsqueeze(1)
         parts.append(bias.to(q.dtype))
-    return functools.reduce(torch.add, parts)
+    return functools.reduce(torch.add, parts).transpose(0, 1)
 
 
-def _chosen(products: Tensor, numbers: Tensor) -> Tensor:
-    """Of (m, h, rows, u) the column that each pair has: (m, h, rows, others)."""
-    return products.gather(-1, numbers.expand(*products.shape[:3], -1))
+def _by_distance(rows: Tensor, table: Tensor, numbers: Tensor) -> Tensor:
+    """Of the products of each row (m, h, rows, d) with that of each distance (u, h, d) the one that each pair has,
+    (h, m, rows, others). Heads stand first, so that nothing is copied for the products of all members."""
+    members, heads, each, width = rows.shape
+    products = torch.bmm(rows.transpose(0, 1).reshape(heads, members * each, width), table.permute(1, 2, 0))
+    products = products.view(heads, members, each, -1)
+    by_member = numbers if numbers.dim() == 2 else numbers.transpose(0, 1)
+    return products.gather(-1, by_member.expand(heads, members, -1, -1))
 
 
 def _columns(buckets: Buckets, group: LengthGroup) -> _Columns:

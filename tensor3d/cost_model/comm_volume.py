@@ -103,6 +103,10 @@ class CommModel:
         """An all-to-all in which this rank receives `elements` of `size` bytes from others."""
         return self._counted(self.named(axes), "all-to-all", elements * size)
 
+    def over(self, axes: tuple[AxisName, ...], kind: Kind, received: int) -> Bytes:
+        """A collective over several axes taken together, in which this rank receives so many bytes."""
+        return self._counted(self.named(axes), kind, received) if self.members(axes) > 1 else Counter()
+
     def members(self, axes: tuple[AxisName, ...]) -> int:
         return math.prod(self.size(axis) for axis in axes)
 
@@ -392,6 +396,25 @@ def transformer_layer(
         parts.append(block_products(wire, products, forward_only=True))
         parts += [norm(wire, m, forward_only=True) for m in normed]
         parts += [] if chosen is None else [select(wire, chosen, hidden, forward_only=True)]
+    return together(parts)
+
+
+def relative_table(wire: CommModel, rows: int, hidden: int, *, recomputed: bool = False) -> Bytes:
+    """Keys and queries of a layer by distance, of hidden states by distance: a product with the weight of QKV, and a
+    gather of its rows over x and z.
+
+    Args:
+        rows: of the table, of all planes.
+        recomputed: backward repeats the whole forward first.
+    """
+    axes: tuple[AxisName, ...] = ("x", "z")
+    shard = rows // wire.members(axes) * (3 * hidden // wire.size("y"))
+    received = (wire.members(axes) - 1) * shard * wire.compute
+    parts = [product(wire, rows // wire.size("x"), hidden, 3 * hidden)]
+    parts += [wire.over(axes, "all-gather", received), wire.over(axes, "reduce-scatter", received)]
+    if recomputed:
+        parts.append(product(wire, rows // wire.size("x"), hidden, 3 * hidden, forward_only=True))
+        parts.append(wire.over(axes, "all-gather", received))
     return together(parts)
 
 

@@ -22,8 +22,9 @@ from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.relative import RelativeRows, gather_table
 from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.ops.rotary import check_rotary, rotary, rotary_of_parts
-from tensor3d.sharding.activation_layout import check_divides, in_batch
+from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch
 from tensor3d.sharding.layout_checks import mark_alike
+from tensor3d.sharding.matmul import matmul
 
 Recompute = Literal["none", "layer", "attention"]
 """What of a transformer layer is computed again in backward."""
@@ -136,7 +137,10 @@ class Attention3D(nn.Module):
                 f"a table by distance needs as many heads of keys as of queries. Got kv_heads={self.kv_heads} of "
                 f"heads={self.heads}."
             )
-        rows = gather_table(self.qkv(table.dropped), self.cube)
+        rows = table.dropped
+        check_activation(rows, self.qkv.in_features, self.cube, "z", "Attention3D, of a table by distance,")
+        # Few rows beside those of tokens: whatever the layer keeps of what it gathers, of these nothing.
+        rows = gather_table(matmul(rows, self.qkv.weight, self.cube, "z", self.qkv.bias), self.cube)
         q, k, _ = rows.view(-1, self.heads // self.cube.axis("y").size, 3, self.head_dim).unbind(2)
         return RelativeTerms(
             buckets=table.buckets, keys=k if table.keys else None, queries=q if table.queries else None

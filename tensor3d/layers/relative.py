@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tensor3d.attention.relative import BiasBuckets, Buckets, RelativeTerms
 from tensor3d.distributed.collectives import all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
+from tensor3d.distributed.cube_shape import CubeShape
 from tensor3d.layers.embedding import LookupEmbedding3D
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.sharding.activation_layout import check_divides
@@ -68,7 +69,7 @@ class RelativeRows:
         return rows
 
 
-class RelativeEmbedding3D(nn.Module):
+class RelativeEmbedding3D(LookupEmbedding3D):
     """The table of `RelativeRows`, a row for each bucket.
 
         weight   (n, H/z)
@@ -81,24 +82,27 @@ class RelativeEmbedding3D(nn.Module):
     """
 
     def __init__(self, buckets: Buckets, hidden: int, cube: Cube, *, std: float = 0.02) -> None:
-        super().__init__()
-        for axis in ("y", "z"):
-            parts = cube.axis("x").size * cube.axis(axis).size
-            if buckets.rows % parts:
-                raise ValueError(
-                    f"rows of a table by distance must divide by x * {axis} = {parts}. Got {buckets.rows}. Choose "
-                    "another cube."
-                )
-        self.buckets, self.cube = buckets, cube
-        self.table = LookupEmbedding3D(buckets.rows, hidden, cube, std=std)
+        check_rows(buckets, cube.shape)
+        super().__init__(buckets.rows, hidden, cube, std=std)
+        self.buckets = buckets
 
     @out_of_graphs
-    def forward(self) -> Tensor:
+    def all_rows(self) -> Tensor:
         """(n/xy, H/z) on face z: all rows in their order. Sends nothing."""
         x = self.cube.axis("x")
-        rows = self.buckets.rows // x.size
-        result: Tensor = self.table(torch.arange(x.index * rows, (x.index + 1) * rows, device=self.cube.device))
+        rows = self.rows // x.size
+        result: Tensor = self(torch.arange(x.index * rows, (x.index + 1) * rows, device=self.cube.device))
         return result
+
+
+def check_rows(buckets: Buckets, shape: CubeShape) -> None:
+    """Raises ValueError unless the rows of such a table divide on both faces."""
+    for name, size in (("y", shape.y), ("z", shape.z)):
+        if buckets.rows % (shape.x * size):
+            raise ValueError(
+                f"rows of a table by distance must divide by x * {name} = {shape.x * size}. Got {buckets.rows}. Choose "
+                "another cube, or other buckets."
+            )
 
 
 @out_of_graphs

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensor3d import Attention3D, Cube, Dropout3D, LayerNorm3D, Sequences, TransformerLayer3D
+from tensor3d import Attention3D, Cube, CubeShape, Dropout3D, LayerNorm3D, Sequences, TransformerLayer3D
 from tensor3d.attention.relative import BiasBuckets, LogBuckets
 from tensor3d.layers.attention import Recompute
-from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, RelativeRows
+from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, RelativeRows, check_rows
 from tests.ranks import run_ranks
 from tests.single_device_reference import SHAPES_AND_TYPES, TOLERANCE, compare, ranks_of, sequences_of, worst
 
@@ -28,7 +28,7 @@ class Disentangled(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer3D(32, 8, cube, 48, std=0.2, recompute=recompute) for _ in range(2))
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        relative = RelativeRows(rows=self.norm(self.table()), buckets=BUCKETS)
+        relative = RelativeRows(rows=self.norm(self.table.all_rows()), buckets=BUCKETS)
         for layer in self.layers:
             x = layer(x, sequences, relative=relative)
         return x
@@ -90,7 +90,7 @@ def test_each_layer_drops_of_the_table_for_itself() -> None:
     cube = Cube.single()
     cube.manual_seed(1)
     attention, table = Attention3D(32, 4, cube, std=0.3), RelativeEmbedding3D(BUCKETS, 32, cube, std=0.3)
-    rows = RelativeRows(rows=table(), buckets=BUCKETS, dropout=Dropout3D(0.5, cube))
+    rows = RelativeRows(rows=table.all_rows(), buckets=BUCKETS, dropout=Dropout3D(0.5, cube))
     x, sequences = torch.randn(6, 32), Sequences.from_lengths([6])
     assert not torch.equal(attention(x, sequences, relative=rows), attention(x, sequences, relative=rows))
     assert rows.dropout is not None
@@ -104,9 +104,9 @@ def test_one_product_alone(keys: bool, queries: bool) -> None:
     cube = Cube.single()
     cube.manual_seed(1)
     attention, table = Attention3D(32, 4, cube, std=0.3), RelativeEmbedding3D(BUCKETS, 32, cube, std=0.3)
-    terms = attention._terms(RelativeRows(rows=table(), buckets=BUCKETS, keys=keys, queries=queries))
+    terms = attention._terms(RelativeRows(rows=table.all_rows(), buckets=BUCKETS, keys=keys, queries=queries))
     assert (terms.keys is not None, terms.queries is not None) == (keys, queries)
-    q, k, _ = attention.qkv(table()).view(-1, 4, 3, 8).unbind(2)
+    q, k, _ = attention.qkv(table.all_rows()).view(-1, 4, 3, 8).unbind(2)
     found, wanted = (terms.keys, k) if keys else (terms.queries, q)
     assert found is not None
     assert torch.equal(found, wanted)
@@ -116,4 +116,11 @@ def test_what_is_refused() -> None:
     cube = Cube.single()
     attention, table = Attention3D(32, 4, cube, kv_heads=2), RelativeEmbedding3D(BUCKETS, 32, cube)
     with pytest.raises(ValueError, match=r"as many heads of keys as of queries\. Got kv_heads=2 of heads=4"):
-        attention(torch.zeros(4, 32), Sequences.from_lengths([4]), relative=RelativeRows(rows=table(), buckets=BUCKETS))
+        attention(
+            torch.zeros(4, 32),
+            Sequences.from_lengths([4]),
+            relative=RelativeRows(rows=table.all_rows(), buckets=BUCKETS),
+        )
+    for shape, needed in ((CubeShape(x=4, z=5), r"x \* z = 20"), (CubeShape(x=3), r"x \* y = 3")):
+        with pytest.raises(ValueError, match=rf"must divide by {needed}\. Got 16"):
+            check_rows(BUCKETS, shape)

@@ -477,6 +477,9 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     **_: Any,
 ) -> Tensor:  # fmt: skip
-    bias = None if attn_mask is None else torch.zeros_like(attn_mask, dtype=q.dtype).expand(*q.shape[:3], k.shape[2])
+    bias = None
+    if attn_mask is not None:  # one of numbers has a gradient, one of truth values none
+        numbers = attn_mask if attn_mask.is_floating_point() else torch.zeros_like(attn_mask, dtype=q.dtype)
+        bias = numbers.expand(*q.shape[:3], k.shape[2])
     result: Tensor = efficient_attention(q, k, v, bias, True, dropout_p, is_causal)[0]
     return result

@@ -19,6 +19,7 @@ from tensor3d.cost_model.comm_volume import (
     layer_norm,
     narrow_head,
     product,
+    relative_table,
     replicated_gradients,
     rms_norm,
     select,
@@ -107,6 +108,10 @@ def _micro_batch(
         parts += [product(wire, rows, columns, hidden, "z", kept=kept.projection), turn(wire, rows, hidden)]
     if config.pre_norm:
         parts.append((rms_norm if config.has_rms_norm else layer_norm)(wire, rows if read is None else read))
+    if config.distance_buckets is not None:
+        parts.append(layer_norm(wire, config.distance_buckets.rows // wire.size("x")))
+        one = relative_table(wire, config.distance_buckets.rows, hidden, recomputed=recomputed)
+        parts.append(times(one, config.layers))
     return together(parts)
 
 

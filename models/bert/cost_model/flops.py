@@ -14,6 +14,7 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
     MLP                       2 · 2 h f T       a layer
     with a gate               2 · 3 h f T       a layer of the modern encoder
     q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
+    distances                 2 · 2 h S         a layer of DeBERTa: queries and keys meet each their own vector of it
     masked-LM head            2 (h e + e V) R; a decoder alone 2 h V R
     projected embeddings      2 e h T           where they are narrower
     pooler, next sentence     2 (h² + 2h) C     if the model has them
@@ -22,7 +23,8 @@ A last layer that computes the read rows alone does its output projection and ML
 
 The backward pass of a product is two products of the same size, so a step is three times its forward pass. What is
 computed again to save memory does not count: these are the FLOPs of the model, not of the hardware (Chowdhery et al.
-2022, arXiv 2204.02311, appendix B).
+2022, arXiv 2204.02311, appendix B). Nor do DeBERTa's keys and queries by distance, which a micro-batch makes once a
+layer, however many tokens it has.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ def work(config: BertConfig) -> Work:
     """FLOPs of the whole encoder, forward and backward, by tokens and attending pairs: what packs are balanced by.
 
     Per token `6 L (h q + h² + 2hf)`, q = 3h columns of QKV, of the modern encoder `6 L (h q + h² + 3hf)`; per squared
-    length `12 (L - L') h`, and per pair within the window `12 L' h`. The heads are left out: they go with the masked
-    tokens, which are a fixed share of the tokens.
+    length `12 (L - L') h`, twice as many where distances count, and per pair within the window `12 L' h`. The heads are
+    left out: they go with the masked tokens, which are a fixed share of the tokens.
     """
     hidden, local = config.hidden, config.local_layers
     matrices = 2 if config.encoder == "classic" else 3
     return Work(
         per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + hidden + matrices * config.inner_size),
-        per_square=4 * _PASSES * (config.layers - local) * hidden,
+        per_square=_of_pairs(config) * _PASSES * (config.layers - local) * hidden,
         per_near=4 * _PASSES * local * hidden,
         window=config.window if local else None,
     )
@@ -106,7 +108,12 @@ def _spared(config: BertConfig, tokens: int, squares: int, read: int, near: int 
     matrices = 2 if config.encoder == "classic" else 3
     pairs = squares if config.window_of(config.layers - 1) is None else int(near or 0)
     products = 2 * _PASSES * (hidden**2 + matrices * hidden * config.inner_size) * others
-    return products + 4 * _PASSES * hidden * pairs * others // max(1, tokens)
+    return products + _of_pairs(config) * _PASSES * hidden * pairs * others // max(1, tokens)
+
+
+def _of_pairs(config: BertConfig) -> int:
+    """FLOPs of a layer's attention forward, for each pair of tokens and column: two products, with distances four."""
+    return 4 if config.distance_buckets is None else 8
 
 
 def step_flops(config: BertConfig, step: TrainBatch, *, read_rows_only: bool = False) -> int:

@@ -167,7 +167,7 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
 
 def parameters(config: BertConfig) -> list[ParamSpec]:
     """All of them, in the model's order. A tied weight comes once."""
-    return [*embeddings(config), *layers("bert.layers", config), *after_encoder(config)]
+    return [*embeddings(config), *distances(config), *layers("bert.layers", config), *after_encoder(config)]
 
 
 def layers(name: str, config: BertConfig) -> list[ParamSpec]:
@@ -182,7 +182,7 @@ def linear(name: str, inputs: int, outputs: int | None = None) -> list[ParamSpec
 
 def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
     """All parameters, those of equal layers once, with the number of these."""
-    for parameter in (*embeddings(config), *after_encoder(config)):
+    for parameter in (*embeddings(config), *distances(config), *after_encoder(config)):
         yield parameter, 1
     first = {layer_norms(config, number): number for number in reversed(range(config.layers))}
     for norms, number in first.items():
@@ -205,6 +205,14 @@ def embeddings(config: BertConfig) -> list[ParamSpec]:
         *found,
         *(_linear("bert.embeddings.projection", columns, config.hidden, True) if config.has_projection else ()),
     ]
+
+
+def distances(config: BertConfig) -> list[ParamSpec]:
+    """Those of what attention adds to its scores by distance, for all layers."""
+    if config.distance_buckets is None:
+        return []
+    table_of = _matrix("bert.relative.table.weight", config.distance_buckets.rows, config.hidden, table("z"))
+    return [table_of, *_norm("bert.relative.norm", config.hidden, True)]
 
 
 def after_encoder(config: BertConfig) -> list[ParamSpec]:

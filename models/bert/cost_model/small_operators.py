@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from models.bert.config import BertConfig
 from models.bert.cost_model.memory import MicroBatchShape
+from tensor3d.attention.relative import LogBuckets
 from tensor3d.cost_model.comm_volume import CommModel, chunk
 from tensor3d.cost_model.product_operators import Work
 from tensor3d.distributed.cube_shape import CubeShape
@@ -138,6 +141,20 @@ repeated. Nearly, where a rank has one head of keys."""
 _TABLE, _TABLE_OVER_X, _TABLE_ALONE = 12, 10, 4
 """Bytes for each element of the vocabulary's table on a plane: its gradient, where y or z is above 1 (alone, rows are
 added to that of the projection); where x is; and where the projection has a weight of its own."""
+_DISTANCES = Count(36, 0, 1)
+"""Operators of a layer whose scores hang on distances, more."""
+_WITHOUT_TABLES: Mapping[tuple[bool, bool], Count] = MappingProxyType(
+    {
+        (False, False): Count(-38, -3, 7),
+        (False, True): Count(-27, -3),
+        (True, False): Count(-47, -3, 8),
+        (True, True): Count(-44, -3),
+    }
+)
+"""By 16 bits and regions: bytes for each element of the hidden state that DeBERTa's rest has less, whose embeddings add
+up no tables; its table by distance has a norm, and as many operators."""
+_FEWER_TABLES = 4
+"""Operators less where several ranks sum the gradients of tables."""
 AGAIN = 4 / 3
 """Of both passes, where backward computes a layer's forward pass again: within 15 % in all of `LAYER`."""
 
@@ -177,6 +194,14 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         more, always, spared = _GROUPED[kind[1:]]
         spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
         grouped = Work(operators=more, touched=always - spared)
+    distances, of_table_by_distance = Work(), Work()
+    if config.distance_buckets is not None:
+        distances = _of_distances(config, config.distance_buckets, wire, load)
+        norm = EMBEDDING_NORM[kind[1:]][0]
+        of_table_by_distance = Work(
+            operators=norm.on(shape) - norm.alone - _FEWER_TABLES * (shape.ranks > 1),
+            touched=_WITHOUT_TABLES[kind[1:]].on(shape) * state,
+        )
     absent, without = (config.mlp_dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
     operators, dropped = _dropout(wire, compiled, config.pre_norm)
     operators_of_rest, dropped_of_rest = _dropout(wire, False, config.pre_norm)  # behind the embeddings, in no region
@@ -185,6 +210,8 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     of_table = _TABLE * (shape.y * shape.z > 1) + _TABLE_OVER_X * (shape.x > 1) + _TABLE_ALONE * (not config.tied)
     return Work(
         operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
+        + round(layers * distances.operators)
+        + of_table_by_distance.operators
         + rest.operators.on(shape)
         - bare[0].on(shape)
         + norms_of_rest
@@ -192,7 +219,9 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         + _NEXT_SENTENCE * config.next_sentence
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
-            layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
+            layers * distances.touched
+            + of_table_by_distance.touched
+            + layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
             + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
             + (_CHOSEN * config.next_sentence + _OVER_BOTH * (shape.y > 1 and shape.z > 1)) * state
             + rest.masked.on(shape) * masked
@@ -200,6 +229,23 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
             + of_table * slab * (config.embedding_size // shape.z)
         ),
     )
+
+
+def _of_distances(config: BertConfig, buckets: LogBuckets, wire: CommModel, load: MicroBatchShape) -> Work:
+    """Of a layer, beside products: products of tokens with distances are cut to pairs, added up and spread again; keys
+    and queries by distance are chosen, scaled and summed up; and the weight's gradient is added to that of tokens."""
+    element, heads = wire.compute, config.heads // wire.size("y")
+    occurring = {length: len(np.unique(buckets.of(np.arange(1 - length, length)))) for length in set(load.lengths)}
+    own, columns = buckets.rows * config.hidden, config.hidden // wire.size("y")
+    touched = 21 * element * own // wire.size("y") + 36 * config.hidden**2 // (
+        wire.shape.x * wire.size("y") * wire.size("z")
+    )
+    for length, used in occurring.items():
+        rows = length * load.lengths.count(length)
+        pairs, met = heads * rows * length, heads * rows * used
+        touched += element * (7 * pairs + 2 * min(pairs, met) + 6 * met + (6 * rows + 14 * used) * columns)
+        touched += 4 * 8 * length**2  # which bucket each pair has
+    return Work(operators=_DISTANCES.on(wire.shape), touched=touched)
 
 
 def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[Work, int]:

@@ -337,6 +337,10 @@ class BertCosts:
             for of_them, number in count.runs(config.layers)
         ]
 
+        if config.distance_buckets is not None:
+            rows = config.distance_buckets.rows // wire.size("x")
+            layers.append(Product(rows=rows, k=hidden, n=3 * hidden, times=config.layers, repeated=again))
+
         def head(rows: int, k: int, n: int, of_it: Kept, bias: bool = True, together: bool = False) -> Product:
             # Over an x of 1 no weight of a head stays.
             stays: Kept = of_it if wire.size("x") > 1 else of_it in (True, "input") and "input"

@@ -54,6 +54,8 @@ class Architecture:
     """Tensors outside of layers."""
     of_texts: Mapping[str, str] = field(default_factory=dict)
     """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Names that some of its files have for tensors of BERT, beside those that are written: these and BERT's."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Its modules of a layer whose rows are those of several of BERT's, one after another."""
     second_bias: bool = False
@@ -128,7 +130,7 @@ class Architecture:
     def _back(self) -> dict[str, str]:
         back = {own: name for name, own in (*self.others.items(), *self.of_texts.items())}
         several = () if self.prediction_head is None else (f"{self.prediction_head}.", "classifier.")  # `held_in`
-        return {own: name for own, name in back.items() if not own.startswith(several)}
+        return {own: name for own, name in back.items() if not own.startswith(several)} | dict(self.again)
 
     @cached_property
     def _parts(self) -> dict[str, str]:
@@ -357,13 +359,42 @@ ARCHITECTURES = {
             },
             heads=_sets("pooler classifier", "tags", "masked_lm", ""),
         ),
+        Architecture(
+            name="deberta-v2",
+            title="DeBERTa",
+            classes="DebertaV2",
+            prefix="deberta.",
+            in_layers={
+                "attention.self.query": "attention.self.query_proj",
+                "attention.self.key": "attention.self.key_proj",
+                "attention.self.value": "attention.self.value_proj",
+            },
+            others=_both({"bert.pooler.dense": "pooler.dense"}),
+            again={
+                "lm_predictions.lm_head.bias": "cls.predictions.bias",
+                **{
+                    f"lm_predictions.lm_head.{part}.{kind}": f"cls.predictions.transform.{part}.{kind}"
+                    for part in ("dense", "LayerNorm")
+                    for kind in ("weight", "bias")
+                },
+            },
+            second_bias=True,
+            settings={"classifier_dropout": "cls_dropout", "type_vocab_size": None},
+            defaults={"layer_norm_eps": 1e-7, "classifier_dropout": None},
+            fixed={
+                "type_vocab_size": (0, "tokens have no types here"),
+                "conv_kernel_size": (0, "there is no convolution behind the first layer here"),
+                "pooler_dropout": (0, "[CLS] is dropped out behind the pooler alone here"),
+                "pooler_hidden_act": ("gelu", "the pooler's is GELU here"),
+            },
+            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+        ),
     )
 }
 """By `model_type`."""
 _REASONS = {
     "albert": "its layers share one set of weights",
-    "deberta": "its attention has relative positions",
-    "deberta-v2": "its attention has relative positions",
+    "deberta": "it is the first version, whose layers have weights of their own for positions",
     "roberta-prelayernorm": "it has LayerNorms before its blocks",
     "mpnet": "its attention has relative positions",
     "xlnet": "its attention has relative positions",

@@ -96,6 +96,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         fields |= _eurobert_fields(settings, found, where)
     elif found.name == "xlm-roberta-xl":
         fields["norm"] = "pre"
+    elif found.name == "deberta-v2":
+        fields |= _deberta_fields(settings, found, where)
     for field, own in _named(found, _SIZES):
         if own not in settings and field != "types":
             raise ValueError(f"{where} has no {own}, which says how large the model is. Add it.")
@@ -287,6 +289,61 @@ def _eurobert_settings(config: BertConfig) -> dict[str, Any]:
     }
 
 
+# What DeBERTa's attention is like, as the second and third version have it: the value that is needed, the library's
+# default, and what another one means.
+_DISENTANGLED: dict[str, tuple[Any, Any, str]] = {
+    "relative_attention": (True, False, "scores hang on distances here"),
+    "position_biased_input": (False, True, "there is no table of positions in front of the layers here"),
+    "share_att_key": (True, False, "distances have the weights of tokens here"),
+    "norm_rel_ebd": ("layer_norm", "none", "the table of distances has a LayerNorm here"),
+}
+_PRODUCTS, _BUCKETS, _FARTHEST = "pos_att_type", "position_buckets", "max_relative_positions"
+_BOTH_PRODUCTS = ("p2c", "c2p")
+
+
+def _deberta_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What a DeBERTa has beside the sizes of all."""
+    for name, (needed, default, reason) in _DISENTANGLED.items():
+        value = settings.get(name, default)
+        if value != needed:
+            said = "" if name in settings else ", the library's default"
+            raise ValueError(f"{where}: {name} must be {needed!r}, for {reason}. Got {value!r}{said}.")
+    told = settings.get(_PRODUCTS)
+    parts = [part.strip().lower() for part in told.split("|")] if isinstance(told, str) else told
+    if not isinstance(parts, list) or sorted(map(str, parts)) != sorted(_BOTH_PRODUCTS):
+        raise ValueError(f"{where}: {_PRODUCTS} must be {'|'.join(_BOTH_PRODUCTS)!r}, both products. Got {told!r:.60}.")
+    fields: dict[str, Any] = {"eps": architecture.defaults["layer_norm_eps"]}
+    fields["position_buckets"] = _number({_BUCKETS: -1, **settings}, _BUCKETS, where, int)
+    longest, farthest = settings.get("max_position_embeddings"), settings.get(_FARTHEST, -1)
+    if farthest not in (-1, longest):
+        raise ValueError(
+            f"{where}: {_FARTHEST} must be -1 or max_position_embeddings = {longest}. Got {farthest!r:.60}."
+        )
+    for name, own in (("embedding_size", "hidden_size"), ("pooler_hidden_size", "hidden_size")):
+        if settings.get(name, settings.get(own)) != settings.get(own):
+            raise ValueError(f"{where}: {name} must be {own} = {settings[own]}. Got {settings[name]!r:.60}.")
+    if "attention_head_size" in settings:
+        raise ValueError(
+            f"{where}: attention_head_size must be left out: it is hidden_size / num_attention_heads here. Got "
+            f"{settings['attention_head_size']!r:.60}."
+        )
+    return fields
+
+
+def _deberta_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back of `_deberta_fields`. `legacy`: that the masked-LM head has BERT's names."""
+    assert config.distance_buckets is not None
+    return {
+        **{name: needed for name, (needed, _, _) in _DISENTANGLED.items()},
+        **{name: needed for name, (needed, _) in ARCHITECTURES["deberta-v2"].fixed.items()},
+        _PRODUCTS: found.get(_PRODUCTS, "|".join(_BOTH_PRODUCTS)),
+        _BUCKETS: config.distance_buckets.span,
+        _FARTHEST: found.get(_FARTHEST, -1),
+        "pooler_hidden_size": config.hidden,
+        "legacy": True,
+    }
+
+
 def _named(architecture: Architecture, names: Mapping[str, str]) -> list[tuple[str, str]]:
     """Fields here and the settings of this architecture, without those that it does not have."""
     found = ((field, architecture.settings.get(name, name)) for name, field in names.items())
@@ -386,6 +443,8 @@ def settings_of(
     elif kind.name == "eurobert":
         new |= _eurobert_settings(config)
         found = {**dict.fromkeys(_OF_TOKENS), **found}
+    elif kind.name == "deberta-v2":
+        new |= _deberta_settings(config, found)
     if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
         new[name] = answers_dropout
     if labels is not None:

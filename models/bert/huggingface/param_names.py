@@ -64,10 +64,13 @@ _IN_LAYERS = {*_OF_LAYERS.values(), *_FUSED["attention.qkv"]}
 _FINAL_NORM = "bert.final_norm"
 PROJECTION = "bert.embeddings_project"
 """ELECTRA's, as it would be called in a BERT."""
+_DISTANCES = "bert.encoder."
+"""What stands before DeBERTa's table by distance and its norm."""
 _OTHERS = {
     "bert.embeddings.tokens.weight": EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
+    "bert.relative.table.weight": f"{_DISTANCES}rel_embeddings.weight",
     "masked_lm.projection.weight": DECODER_WEIGHT,
     "masked_lm.projection.bias": MASKED_LM_BIAS,
 } | {
@@ -76,6 +79,7 @@ _OTHERS = {
         ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
         ("bert.embeddings.projection", PROJECTION),
         (_FINAL_NORM, _FINAL_NORM),
+        ("bert.relative.norm", f"{_DISTANCES}LayerNorm"),
         ("prediction_head.dense", "prediction_head.dense"),
         ("prediction_head.norm", "prediction_head.norm"),
         ("pooler.dense", "bert.pooler.dense"),
@@ -145,6 +149,8 @@ def is_known(name: str, config: BertConfig) -> bool:
         return config.pre_norm
     if name.startswith("bert.embeddings.LayerNorm."):
         return config.has_embedding_norm
+    if name.startswith((f"{_DISTANCES}rel_embeddings.", f"{_DISTANCES}LayerNorm.")):
+        return config.distance_buckets is not None
     if match := _THEIR_LAYER.fullmatch(name):
         return match[1] in (_GATED if is_modern else _IN_LAYERS)
     return name in _OTHERS.values() or name in BUFFERS

@@ -13,7 +13,7 @@ from models.bert.cost_model.comm_volume import step_traffic
 from models.bert.cost_model.kept_operands import kept_products
 from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, clip_grad_norm_, keep_gathered
 from tensor3d.cost_model.comm_volume import CommModel
-from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
+from tests.models.toy import CAPACITY, FAMILIES, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import EVERY_SHAPE, fast_alone, ranks_of
 
@@ -92,6 +92,19 @@ def test_with_berts_vocabulary_in_fp64() -> None:
 @pytest.mark.parametrize("options", [{}, {"family": "xlm-roberta-xl", "first_position": 2}], ids=str)
 def test_with_pre_layer_norm(options: dict[str, Any]) -> None:
     check((2, 2, 2, 1), toy_config(67, norm="pre", **options))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        pytest.param((2, 2, 2, 1), {}, id="2x2x2"),
+        pytest.param((4, 2, 1, 1), {"recompute": "layer"}, id="4x2x1-layer", marks=pytest.mark.slow),
+        pytest.param((1, 2, 2, 2), {"reshard_after_forward": False}, id="1x2x2-data2-kept", marks=pytest.mark.slow),
+        pytest.param((2, 1, 2, 1), {"keep_budget": 40_000}, id="2x1x2-budget", marks=pytest.mark.slow),
+    ],
+)
+def test_with_a_table_by_distance(shape: Shape, options: dict[str, Any]) -> None:
+    check(shape, toy_config(67, **FAMILIES["deberta-v2"]), options=options)
 
 
 # Layers with and without a window send the same; the first one has a norm less.

@@ -21,7 +21,7 @@ from models.bert.cost_model.flops import model_flops, work
 from tensor3d import Cube, CubeShape
 from tensor3d.data import Pack, PackedBatch, collate
 from tensor3d.packing import Work, attended
-from tests.models.toy import toy_config
+from tests.models.toy import FAMILIES, toy_config
 
 
 def one_pack(lengths: list[int], masked: int, config: BertConfig) -> PackedBatch:
@@ -93,6 +93,17 @@ def test_a_step_of_both_encoders_costs_what_pytorch_counts(embedding: int | None
     batch = one_pack([9, 4, 8], 5, config)
     expected = electra_flops(config, model.generator.config, tokens=21, squares=81 + 16 + 64, masked=5)
     assert counted(lambda: model(batch, 5, 21).loss) == expected
+
+
+def test_distances_cost_two_products_more_of_each_pair() -> None:
+    """Per layer, forward and twice as much backward; and tokens cost what they do in a BERT."""
+    config, plain = toy_config(67, **FAMILIES["deberta-v2"]), toy_config(67, next_sentence=False)
+    more = 3 * 2 * 2 * config.layers * config.hidden
+    assert work(config) == replace(work(plain), per_square=work(plain).per_square + more)
+    for read in (False, True):
+        found, without = (model_flops(each, 24, 24**2, 5, 3, read_rows_only=read) for each in (config, plain))
+        spared = more // config.layers * 24**2 * 16 // 24 if read else 0  # of the last layer's 16 rows of 24
+        assert found - without == more * 24**2 - spared
 
 
 @pytest.mark.parametrize("rows", [7, 24])

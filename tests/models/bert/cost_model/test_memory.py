@@ -18,7 +18,7 @@ from tensor3d.cost_model.kept_operands import KeptCount
 from tensor3d.cost_model.step_cost import Memory, StepOptions
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim import AdamW
-from tests.models.toy import Shape, toy_config
+from tests.models.toy import FAMILIES, Shape, toy_config
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of
 from tools.training.dry_step import dry_step
@@ -54,10 +54,11 @@ def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
         ((1, 2, 2, 1), {"family": "electra", "embedding": 24}),
         ((1, 1, 1, 1), {"family": "roberta", "first_position": 2, "types": 1}),
         ((1, 1, 1, 1), {"family": "distilbert", "types": 0}),
+        ((1, 2, 2, 1), FAMILIES["deberta-v2"]),
     ],
     ids=[
         *("1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern", "1x2x2-untied-masked-lm"),
-        *("1x2x2-modernbert", "1x2x2-eurobert", "1x2x2-electra", "roberta", "distilbert"),
+        *("1x2x2-modernbert", "1x2x2-eurobert", "1x2x2-electra", "roberta", "distilbert", "1x2x2-deberta"),
     ],
 )
 def test_parameters_and_moments_to_the_element(shape: Shape, changes: Changes) -> None:

@@ -28,6 +28,7 @@ MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
 PRE = replace(CLASSIC, norm="pre")
 BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sentence=False)
 EUROBERT = replace(MODERN, family="eurobert", activation="silu", types=0, tied=False)
+DEBERTA = replace(CLASSIC, family="deberta-v2", types=0, next_sentence=False, position_buckets=256)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -67,6 +68,10 @@ EVERY = [
     (replace(EUROBERT, kv_heads=8), "1x1x1", "fp32", True),
     (replace(EUROBERT, kv_heads=4, hidden=768, heads=12), "2x2x2", "bf16", True),
     (replace(EUROBERT, dropout=0.0), "1x1x1", "fp32", False),
+    (DEBERTA, "1x1x1", "fp32", False),
+    (DEBERTA, "1x2x1", "bf16", True),
+    (DEBERTA, "1x1x2", "bf16", False),
+    (DEBERTA, "2x2x2", "bf16", True),
     (BARE, "1x1x1", "fp32", False),
     (BARE, "1x1x2", "bf16", False),
     (BARE, "1x1x2", "fp32", True),
@@ -95,7 +100,8 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
             id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"])
             + ("" if case[0].has_embedding_norm or case[0].has_rms_norm else "-bare")
             + ("" if case[0].kv_heads is None else "-grouped")
-            + ("" if case[0].next_sentence else "-alone"),
+            + ("" if case[0].next_sentence else "-alone")
+            + ("" if case[0].distance_buckets is None else "-distances"),
             marks=[] if case == FAST else pytest.mark.slow,
         )
         for case in EVERY

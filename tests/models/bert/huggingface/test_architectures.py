@@ -1,6 +1,5 @@
-"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT, ELECTRA, ModernBERT and EuroBERT beside the library's: hidden
-states, heads, losses,
-gradients and tensors, of small models by chance."""
+"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT, ELECTRA, ModernBERT, EuroBERT and DeBERTa beside the library's:
+hidden states, heads, losses, gradients and tensors, of small models by chance."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from models.bert import EncodedText, export_huggingface, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.families import (
+    DEBERTA,
     EUROBERT,
     FAMILIES,
     LENGTHS,
@@ -52,6 +52,11 @@ def normed(norm: Any, h: Tensor) -> Tensor:
     """EuroBERT's RMSNorm without the library's rounding of hidden states to fp32."""
     result: Tensor = norm.weight * h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
     return result
+
+
+def root(query_layer: Tensor, scale_factor: int) -> Tensor:
+    """DeBERTa's scale without the library's rounding to fp32."""
+    return torch.tensor(query_layer.shape[-1] * scale_factor, dtype=torch.float64).sqrt()
 
 
 def library_step(model: Any, kind: str, settings: dict[str, Any], texts: list[EncodedText]) -> dict[str, Tensor]:
@@ -114,6 +119,7 @@ EUROPEAN = [
     (EUROBERT, kind) for kind in ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
 ]
 """The place of the first says what its classifier looks at."""
+DISENTANGLED = [(DEBERTA, kind) for kind in OURS]
 OTHERS = [
     ("XLMRoberta", "ForSequenceClassification"),
     ("DistilBert", "ForQuestionAnswering"),
@@ -138,6 +144,9 @@ OTHERS = [
             for shape, dtype in (((1, 1, 1, 1), torch.float32), ((2, 2, 2, 1), torch.float64))
             for first in (2, 3)
         ),
+        ((1, 1, 1, 1), torch.float64, DISENTANGLED),
+        ((1, 2, 2, 1), torch.float64, DISENTANGLED[:2]),
+        pytest.param((2, 2, 2, 1), torch.float64, DISENTANGLED, marks=pytest.mark.slow),
         pytest.param((1, 1, 1, 1), torch.float32, EVERY, marks=pytest.mark.slow),
         *(
             pytest.param(shape, dtype, cases, marks=pytest.mark.slow)
@@ -172,6 +181,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
     monkeypatch.setattr("transformers.models.modernbert.modeling_modernbert.apply_rotary_pos_emb", turned)
     if HAS_EUROBERT:
         monkeypatch.setattr("transformers.models.eurobert.modeling_eurobert.EuroBertRMSNorm.forward", normed)
+    monkeypatch.setattr("transformers.models.deberta_v2.modeling_deberta_v2.scaled_size_sqrt", root)
     theirs: dict[str, float] = {}
     for number, (family, kind) in enumerate(cases):
         settings, folder = drawn(family, kind, shape, number), tmp_path / f"{family}{kind}"
@@ -196,6 +206,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
     [
         *(pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES),
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
+        DEBERTA,
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
@@ -231,7 +242,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["Bert", "Roberta", "ModernBert", *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5])],
+    ["Bert", "Roberta", "ModernBert", DEBERTA, *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5])],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> None:
@@ -244,7 +255,7 @@ def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> Non
     export_huggingface(model, cube, back, heads=("masked_lm",), settings=weights.settings)
     wanted = tensors_of(twin)
     both = [name for name in wanted if name.endswith("decoder.bias") and name.replace("decoder.", "") in wanted]
-    assert len(both) == (family in ("Bert", "Roberta"))
+    assert len(both) == (family in ("Bert", "Roberta", DEBERTA))
     wanted |= {name.replace("decoder.", ""): wanted[name] for name in both}
     assert same(load_file(back / "model.safetensors"), wanted)
     assert json.loads((back / "config.json").read_text())["tie_word_embeddings"] is False
