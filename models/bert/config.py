@@ -303,6 +303,11 @@ class BertConfig:
             raise ValueError(f"position_buckets={span} with positions={self.positions}: {problem}") from None
 
     @property
+    def has_relative_positions(self) -> bool:
+        """Whether attention's scores hang on distances."""
+        return self.distance_buckets is not None
+
+    @property
     def has_rms_norm(self) -> bool:
         """Whether norms are RMSNorm, not LayerNorm."""
         return self.family == "eurobert"

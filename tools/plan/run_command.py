@@ -24,7 +24,7 @@ _OF_FAMILIES = {
 }
 _KINDS = (
     *("family", "first_position", "embedding", "tied", "encoder", "activation", "eps", "norm", "pooling"),
-    *("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base"),
+    *("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "position_buckets"),
     *("dropout", "attention_dropout", "attention_out_dropout"),
 )
 """Settings of a model beside its sizes, as recipes call them."""

@@ -39,6 +39,7 @@ _EURO: dict[str, Any] = {
     **{"activation": "silu", "rotary_base": 250_000.0, "tied": False, "pooling": "late"},
     **{"dropout": 0.0, "attention_dropout": 0.0},
 }
+_DEBERTA: dict[str, Any] = {"family": "deberta-v2", "types": 0, "vocab": 128100, "eps": 1e-7, "position_buckets": 256}
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
         **PRESETS,
@@ -58,6 +59,12 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "eurobert-210m": BertConfig(layers=12, hidden=768, heads=12, inner=3072, **_EURO),
         "eurobert-610m": BertConfig(layers=26, hidden=1152, heads=18, kv_heads=6, inner=4096, **_EURO),
         "eurobert-2.1b": BertConfig(layers=32, hidden=2304, heads=18, kv_heads=6, inner=6144, **_EURO),
+        # He et al. 2021, arXiv 2111.09543.
+        "deberta-v3-xsmall": BertConfig(layers=12, hidden=384, heads=6, **_DEBERTA),
+        "deberta-v3-small": BertConfig(layers=6, hidden=768, heads=12, **_DEBERTA),
+        "deberta-v3-base": BertConfig(layers=12, hidden=768, heads=12, **_DEBERTA),
+        "deberta-v3-large": BertConfig(layers=24, hidden=1024, heads=16, **_DEBERTA),
+        "mdeberta-v3-base": BertConfig(layers=12, hidden=768, heads=12, **{**_DEBERTA, "vocab": 251000}),
     }
 )
 _MOST_LAYERS = 10_000  # each is gone through, for every box

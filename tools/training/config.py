@@ -160,14 +160,18 @@ class ModelConfig:
     """Standard deviation of initial weights."""
     positions: int | None = None
     """Rows of the position table from `first_position` on; of the modern encoder, which has none, the longest sequence
-    that its folder will say it takes. Default: data.max_length, which is also the least."""
+    that its folder will say it takes; of DeBERTa, which has none either, the farthest distance with a bucket of its
+    own. Default: data.max_length, which is also the least."""
+    position_buckets: int | None = None
+    """Of DeBERTa: buckets of distances to each side, even. Default: 256, but at most half of positions."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
     "modernbert" and "eurobert" have the modern encoder, "bert" may have either."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
     types: int | None = None
-    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT, ModernBERT and EuroBERT 0."""
+    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT, ModernBERT, EuroBERT and DeBERTa
+    0."""
     pooling: Literal["cls", "mean", "late"] = "cls"
     """Of ModernBERT and EuroBERT: what classifiers of texts will look at, the state of [CLS] or the mean of all
     tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
@@ -208,7 +212,7 @@ class ModelConfig:
         Raises:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
-        sizes = ("layers", "hidden", "heads", "inner", "embedding")
+        sizes = ("layers", "hidden", "heads", "inner", "embedding", "position_buckets")
         modern = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
         return dataclasses.replace(

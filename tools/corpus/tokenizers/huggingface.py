@@ -144,6 +144,7 @@ _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
         **dict.fromkeys(("bert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
         **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
         **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"},
+        "deberta-v2": "DebertaV2Tokenizer",
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
     }
 )
@@ -303,6 +304,7 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
 
 # --- The tokenizer in a folder that the transformers library has written, or that was published for it ----------------
 
+_OF_DEBERTA = "spm.model"
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 OF_TOKENIZERS = (
     FILES["json"],
@@ -313,6 +315,7 @@ OF_TOKENIZERS = (
     ADDED,
     "vocab.json",
     "merges.txt",
+    _OF_DEBERTA,
 )
 """Files of such a folder that belong to its tokenizer."""
 _REWRITE = (
@@ -377,6 +380,9 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     remedy = "Put the files of the tokenizer that the model was trained with beside its weights."
     if (folder / "merges.txt").is_file():
         remedy = f"Its merges.txt alone is not read: {_REWRITE.format(folder=folder)}"
+    elif (folder / _OF_DEBERTA).is_file():
+        rewrite = _REWRITE.format(folder=folder)
+        remedy = f"Its {_OF_DEBERTA} alone is not read, for [MASK] is none of its pieces: {rewrite}"
     raise ValueError(
         f"{folder} has no tokenizer: none of {FILES['json']}, {FILES['wordpiece']} and {', '.join(_SENTENCEPIECE)} is "
         f"there. {remedy}"
