@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.batches.length_groups import LengthGroup
+from tensor3d.torch_private import without_modes
 
 Numbers = NDArray[np.int64]
 
@@ -60,9 +61,11 @@ class BiasBuckets:
     def of(self, distances: Numbers) -> Numbers:
         half, exact = self.rows // 2, self.rows // 4
         away = np.abs(distances)
-        # In torch and in fp32, as models have learnt them: where a logarithm is rounded decides on a bucket.
-        ratio = torch.from_numpy(np.maximum(away, 1)).float() / exact
-        grown = (torch.log(ratio) / math.log(self.farthest / exact) * (half - exact)).long().numpy()
+        # In torch and in fp32, as models have learnt them: where a logarithm is rounded decides on a bucket. And with
+        # values, in a run whose tensors have none.
+        with without_modes():
+            ratio = torch.from_numpy(np.maximum(away, 1)).float() / exact
+            grown = (torch.log(ratio) / math.log(self.farthest / exact) * (half - exact)).long().numpy()
         far: Numbers = np.minimum(exact + grown, half - 1)
         return np.where(away < exact, away, far) + np.where(distances < 0, half, 0)
 
@@ -92,13 +95,14 @@ class LogBuckets:
         return 2 * self.span
 
     def of(self, distances: Numbers) -> Numbers:
-        middle, given = self.span // 2, torch.from_numpy(np.ascontiguousarray(distances))
-        away = torch.where(given.abs() < middle, torch.tensor(middle - 1), given.abs())
-        # In fp32, as models have learnt them.
-        steps = torch.log(away / middle) / torch.log(torch.tensor((self.farthest - 1) / middle)) * (middle - 1)
-        far = (torch.ceil(steps) + middle) * given.sign()
-        bucket = torch.where(away <= middle, given.to(far.dtype), far).long()
-        numbers: Numbers = (bucket + self.span).clamp(0, self.rows - 1).numpy()
+        middle = self.span // 2
+        with without_modes():  # in fp32, as models have learnt them; see above
+            given = torch.from_numpy(np.ascontiguousarray(distances))
+            away = torch.where(given.abs() < middle, torch.tensor(middle - 1), given.abs())
+            steps = torch.log(away / middle) / torch.log(torch.tensor((self.farthest - 1) / middle)) * (middle - 1)
+            far = (torch.ceil(steps) + middle) * given.sign()
+            bucket = torch.where(away <= middle, given.to(far.dtype), far).long()
+            numbers: Numbers = (bucket + self.span).clamp(0, self.rows - 1).numpy()
         return numbers
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from models.bert import BertConfig
 from tensor3d import CubeShape
+from tensor3d.attention.relative import LogBuckets
 
 
 def config(**changes: Any) -> BertConfig:
@@ -17,8 +18,11 @@ def config(**changes: Any) -> BertConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert. Got 'albert'"),
-        ({"types": 0}, 'types must be at least 1, but of the families "distilbert", "modernbert", "eurobert". Got 0'),
+        ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert, .*Got 'albert'"),
+        (
+            {"types": 0},
+            'types must be at least 1, but of the families "distilbert", "modernbert", "eurobert", "deberta-v2". Got 0',
+        ),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
         ({"pooling": "max"}, "pooling must be one of cls, mean, late. Got 'max'"),
@@ -39,6 +43,12 @@ def config(**changes: Any) -> BertConfig:
             {"family": "eurobert", "types": 0, "encoder": "modern", "tied": False, "window": 4},
             'family="eurobert" has no window: all layers see whole sequences. Got window=4',
         ),
+        ({"family": "deberta-v2"}, "has no token types. Got types=2. Set types = 0"),
+        ({"family": "deberta-v2", "types": 0, "norm": "pre"}, "norms after each block. Got norm='pre'. Leave it out"),
+        ({"family": "deberta-v2", "types": 0, "encoder": "modern"}, "family='deberta-v2' has encoder=\"classic\""),
+        ({"family": "deberta-v2", "types": 0, "position_buckets": 0}, "position_buckets must be at least 1. Got 0"),
+        ({"family": "deberta-v2", "types": 0, "positions": 3}, "position_buckets=0 with positions=3: .* Got 0"),
+        ({"position_buckets": 8}, 'position_buckets belongs to family="deberta-v2". Got position_buckets=8 with'),
         ({"local_rotary_base": 5.0}, 'local_rotary_base belongs to encoder="modern"'),
         ({"encoder": "modern", "local_rotary_base": 5.0}, "is that of layers with a window, but there is no window"),
         ({"encoder": "modern", "window": 4, "local_rotary_base": 0.0}, "local_rotary_base must be above 0"),
@@ -79,3 +89,14 @@ def test_rows_of_positions() -> None:
     assert config(positions=512).position_rows == 512
     assert config(family="roberta", first_position=2, positions=512).position_rows == 514
     assert config(encoder="modern").position_rows == 0
+
+
+def test_buckets_of_distances() -> None:
+    """Of the published sizes 256; shorter models have half as many as positions, so that far ones are told apart."""
+    for positions, span in ((512, 256), (8192, 256), (128, 64), (24, 12), (7, 2)):
+        found = config(family="deberta-v2", types=0, positions=positions)
+        assert found.distance_buckets == LogBuckets(span=span, farthest=positions)
+        assert found.position_rows == 0
+    assert config().distance_buckets is None
+    with pytest.raises(ValueError, match=r"must divide by x \* y = 16. Got 8"):
+        config(family="deberta-v2", types=0, position_buckets=4).check(CubeShape(x=4, y=4))

@@ -1,0 +1,130 @@
+"""DeBERTa's folders: published settings, what is refused by name, the masked-LM head under both names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.bert import BertConfig, BertForPreTraining, EncodedText, export_huggingface, open_weights
+from models.bert.huggingface.config import config_from, settings_of
+from models.bert.huggingface.reader import HFWeights
+from models.bert.tasks import piece_losses
+from tensor3d import Cube
+from tests.models.bert.huggingface.families import DEBERTA, drawn
+from tests.models.bert.huggingface.subject import saved
+from tests.models.toy import Shape
+
+pytest.importorskip("transformers")
+ONE: Shape = (1, 1, 1, 1)
+# What the config.json of the smallest published model of the third version says.
+PUBLISHED: dict[str, Any] = {
+    "model_type": "deberta-v2",
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 384,
+    "initializer_range": 0.02,
+    "intermediate_size": 1536,
+    "layer_norm_eps": 1e-07,
+    "max_position_embeddings": 512,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "num_attention_heads": 6,
+    "num_hidden_layers": 12,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "position_buckets": 256,
+    "relative_attention": True,
+    "share_att_key": True,
+    "type_vocab_size": 0,
+    "vocab_size": 128100,
+}
+
+
+def read(**changes: Any) -> BertConfig:
+    return config_from({**PUBLISHED, **changes}, Path("config.json"))
+
+
+def test_the_published_settings_are_read_and_kept() -> None:
+    config = read()
+    assert config == BertConfig(
+        **{"layers": 12, "hidden": 384, "heads": 6, "inner": 1536, "vocab": 128100, "positions": 512, "types": 0},
+        **{"eps": 1e-7, "family": "deberta-v2", "position_buckets": 256},  # type: ignore[arg-type]
+    )
+    written = settings_of(config, "DebertaV2ForMaskedLM", "fp32", found=PUBLISHED)
+    assert written.items() >= PUBLISHED.items()
+    assert config_from(written, Path("config.json")) == config
+    as_list = read(pos_att_type=["c2p", "p2c"], max_relative_positions=512)
+    assert as_list == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"relative_attention": False}, "relative_attention must be True, for scores hang on distances here. Got Fal"),
+        ({"position_biased_input": True}, "position_biased_input must be False, for there is no table of positions"),
+        ({"share_att_key": False}, "share_att_key must be True, for distances have the weights of tokens here"),
+        ({"norm_rel_ebd": "none"}, "norm_rel_ebd must be 'layer_norm'"),
+        ({"pos_att_type": "c2p"}, "pos_att_type must be 'p2c|c2p', both products. Got 'c2p'"),
+        ({"pos_att_type": ["c2p", "p2c", "p2p"]}, "pos_att_type must be"),
+        ({"pos_att_type": None}, "pos_att_type must be .* Got None"),
+        ({"position_buckets": -1}, "position_buckets must be at least 1. Got -1"),
+        ({"position_buckets": 255}, "position_buckets=255 with positions=512: buckets to each side must be even"),
+        ({"max_position_embeddings": 100}, "position_buckets=256 with positions=100: the farthest distance must be"),
+        ({"max_relative_positions": 128}, "max_relative_positions must be -1 or max_position_embeddings = 512. Got 1"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size must be 0, for there is no convolution behind the first layer"),
+        ({"type_vocab_size": 2}, "type_vocab_size must be 0"),
+        ({"pooler_dropout": 0.1}, "pooler_dropout must be 0, for .* behind the pooler alone here. Got 0.1"),
+        ({"pooler_hidden_act": "tanh"}, "pooler_hidden_act must be 'gelu'"),
+        ({"embedding_size": 128}, "embedding_size must be hidden_size = 384. Got 128"),
+        ({"pooler_hidden_size": 96}, "pooler_hidden_size must be hidden_size = 384. Got 96"),
+        ({"attention_head_size": 64}, "attention_head_size must be left out"),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_have_here_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+        read(**changes)
+
+
+@pytest.mark.parametrize(
+    "name", ["relative_attention", "position_biased_input", "share_att_key", "norm_rel_ebd", "pos_att_type"]
+)
+def test_what_is_not_said_is_as_the_library_has_it(name: str) -> None:
+    """Which is the first version's, without distances."""
+    settings = {key: value for key, value in PUBLISHED.items() if key != name}
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        config_from(settings, Path("config.json"))
+
+
+def test_the_head_under_its_other_names(tmp_path: Path) -> None:
+    """As published files have it, beside that of the task by which they were trained, which is told as not used."""
+    twin = saved(tmp_path / "there", f"{DEBERTA}ForMaskedLM", **drawn(DEBERTA, "ForMaskedLM", ONE, 0))
+    path = tmp_path / "there" / "model.safetensors"
+    renamed = {
+        name.replace("cls.predictions.transform.", "lm_predictions.lm_head.").replace(
+            "cls.predictions.bias", "lm_predictions.lm_head.bias"
+        ): value
+        for name, value in load_file(path).items()
+        if "decoder" not in name
+    }
+    assert sum(name.startswith("lm_predictions.lm_head.") for name in renamed) == 5
+    save_file({**renamed, "mask_predictions.dense.weight": torch.ones(3, 3)}, path, metadata={"format": "pt"})
+    weights, cube = open_weights(tmp_path / "there"), Cube.single()
+    assert isinstance(weights, HFWeights)
+    assert weights.heads == ("masked_lm",)
+    cube.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"next_sentence|pooler"):
+        model = BertForPreTraining.from_pretrained(tmp_path / "there", cube)
+    ids, masked, hidden = np.arange(3, 9), np.array([2]), np.array([5])
+    text = EncodedText(ids=ids, types=np.zeros(6, dtype=np.int64), masked=masked, hidden=hidden)
+    loss, _ = piece_losses(model, [text])
+    logits = twin(torch.from_numpy(ids)[None]).logits[0, 2]
+    assert torch.allclose(loss[0], -logits.log_softmax(-1)[5], atol=1e-5)
+    export_huggingface(model, cube, tmp_path / "back", heads=("masked_lm",), settings=weights.settings)
+    assert not [name for name in load_file(tmp_path / "back" / "model.safetensors") if name.startswith("lm_pred")]
