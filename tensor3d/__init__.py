@@ -7,6 +7,7 @@ from tensor3d.versions import check_versions
 
 if TYPE_CHECKING:
     from tensor3d.attention import attention
+    from tensor3d.attention.relative import BiasBuckets, LogBuckets, RelativeTerms
     from tensor3d.batches.padded import PaddedPacks, local_shard, pack_padded
     from tensor3d.batches.row_selection import RowSelection
     from tensor3d.batches.sequences import Sequences
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tensor3d.layers.loss import cross_entropy
     from tensor3d.layers.mlp import GatedMLP3D
     from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
+    from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, RelativeRows
     from tensor3d.layers.transformer import MLP3D, Block3D, TransformerLayer3D
     from tensor3d.ops.rotary import rotary
     from tensor3d.optim.clip_grad import GradientNorm, check_parameters, clip_grad_norm_, clip_gradients
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MLP3D",
     "Attention3D",
+    "BiasBuckets",
     "Block3D",
     "CommStats",
     "CostReport",
@@ -70,12 +73,17 @@ __all__ = [
     "LayerNorm3D",
     "Layout",
     "Linear3D",
+    "LogBuckets",
     "LookupEmbedding3D",
     "MixedPrecisionPolicy",
     "PackedRows",
     "PaddedPacks",
     "Projection3D",
     "RMSNorm3D",
+    "RelativeBias3D",
+    "RelativeEmbedding3D",
+    "RelativeRows",
+    "RelativeTerms",
     "RowSelection",
     "Sequences",
     "SmallHead3D",

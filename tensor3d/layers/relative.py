@@ -40,6 +40,7 @@ class RelativeBias3D(nn.Module):
         self.cube, self.buckets = cube, BiasBuckets() if buckets is None else buckets
         self.weight = normal((self.buckets.rows, heads), table("y"), cube, std)
 
+    @out_of_graphs
     def forward(self) -> RelativeTerms:
         """Of this rank's heads; sends nothing."""
         return RelativeTerms(buckets=self.buckets, bias=local_param(self.weight, table("y"), self.cube))

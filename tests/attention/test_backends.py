@@ -31,6 +31,7 @@ from tensor3d.attention.backends import (
     named,
 )
 from tensor3d.attention.flex import BLOCK, block_mask
+from tensor3d.attention.relative import BiasBuckets, RelativeTerms
 from tensor3d.attention.varlen import order_of, window_size
 from tensor3d.batches.row_selection import RowSelection
 
@@ -115,7 +116,10 @@ def test_the_function_asks() -> None:
         attention(q.detach(), q.detach(), q.detach(), sequences, backend="flex", dropout=0.1)
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"causal": True}, {"window": 2}])
+BIAS = RelativeTerms(buckets=BiasBuckets(rows=4, farthest=2), bias=torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.1}, {"causal": True}, {"window": 2}, {"relative": BIAS}])
 def test_what_one_layer_may_ask_another_may_not(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice is made once for all layers of a batch, but for each kind of call by itself."""
     q, sequences = torch.ones(5, 1, 8), Sequences.from_lengths([5])

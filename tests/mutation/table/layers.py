@@ -17,6 +17,50 @@ REPLACED = "tests/models/bert/test_electra.py::test_both_compute_what_the_librar
 
 MUTATIONS = (
     Mutation(
+        "relative-keys-of-the-other-side",
+        "tensor3d/attention/relative.py",
+        old="of_keys=of_queries.transpose(-1, -2).contiguous(),",
+        new="of_keys=of_queries.contiguous(),",
+        tests=("tests/attention/test_relative.py::test_as_the_formula",),
+    ),
+    Mutation(
+        "relative-scale-of-one-product",
+        "tensor3d/attention/relative.py",
+        old="(1 + (self.keys is not None) + (self.queries is not None))",
+        new="1",
+        tests=(
+            "tests/models/bert/huggingface/test_architectures.py::test_models_by_chance_compute_what_the_librarys_do",
+        ),
+    ),
+    Mutation(
+        "relative-rank-without-rows-ends-alone",
+        "tensor3d/attention/__init__.py",
+        old="nothing if relative is None else relative.without_rows(nothing)",
+        new="nothing",
+        tests=("tests/attention/test_relative.py::test_a_rank_without_rows_still_goes_back",),
+    ),
+    Mutation(
+        "relative-table-gradient-of-one-rank",
+        "tensor3d/layers/relative.py",
+        old="reduce_scatter(gradient.contiguous(), ctx.axis).wait() if ctx.axis.size > 1 else gradient",
+        new="gradient.chunk(ctx.axis.size)[ctx.axis.index].contiguous()",
+        tests=("tests/layers/test_relative.py::test_layers_that_share_a_table",),
+    ),
+    Mutation(
+        "relative-table-is-never-dropped",
+        "tensor3d/layers/relative.py",
+        old="self.rows if self.dropout is None else self.dropout(self.rows)",
+        new="self.rows",
+        tests=("tests/layers/test_relative.py::test_each_layer_drops_of_the_table_for_itself",),
+    ),
+    Mutation(
+        "relative-serves-every-backend",
+        "tensor3d/attention/__init__.py",
+        old="call.queries is not None, call.relative is not None",
+        new="call.queries is not None",
+        tests=("tests/attention/test_backends.py::test_what_one_layer_may_ask_another_may_not",),
+    ),
+    Mutation(
         "drawn-entry-in-slices-of-another-size",
         "tensor3d/layers/sampling.py",
         old="winner[0] * -(-vocab // axis.size)",

@@ -6,6 +6,27 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        "flops-distances-are-free",
+        "models/bert/cost_model/flops.py",
+        old="return 4 if config.distance_buckets is None else 8",
+        new="return 4",
+        tests=("tests/models/bert/cost_model/test_flops.py::test_distances_cost_two_products_more_of_each_pair",),
+    ),
+    Mutation(
+        "deberta-head-under-one-name",
+        "models/bert/huggingface/architectures.py",
+        old="} | dict(self.again)",
+        new="}",
+        tests=("tests/models/bert/huggingface/test_deberta.py::test_the_head_under_its_other_names",),
+    ),
+    Mutation(
+        "deberta-unsaid-settings-are-taken",
+        "models/bert/huggingface/config.py",
+        old="        value = settings.get(name, default)\n        if value != needed:\n            said",
+        new="        value = settings.get(name, needed)\n        if value != needed:\n            said",
+        tests=("tests/models/bert/huggingface/test_deberta.py::test_what_is_not_said_is_as_the_library_has_it",),
+    ),
+    Mutation(
         "flops-forward-alone",
         "models/bert/cost_model/flops.py",
         old="_PASSES = 3  #",
