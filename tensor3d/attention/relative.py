@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensor3d.batches.length_groups import LengthGroup
+from tensor3d.torch_private import without_modes
 
 Numbers = NDArray[np.int64]
 
@@ -218,7 +219,9 @@ def _chosen(products: Tensor, numbers: Tensor) -> Tensor:
 
 def _columns(buckets: Buckets, group: LengthGroup) -> _Columns:
     distances = np.arange(1 - group.length, group.length)
-    used, of_distance = np.unique(buckets.of(distances), return_inverse=True)
+    with without_modes():  # numbers of the host, also in a step that is counted without any
+        rows = buckets.of(distances)
+    used, of_distance = np.unique(rows, return_inverse=True)
     numbers = torch.from_numpy(of_distance.reshape(-1)).to(group.device, non_blocking=True)
     of_queries = numbers[group.distances + (group.length - 1)]
     return _Columns(
