@@ -45,6 +45,7 @@ from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.linear import kept_for_heads
+from tensor3d.layers.relative import RelativeBias3D
 from tensor3d.ops.activations import activated
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -283,6 +284,9 @@ class BertModel(Pretrained):
         super().__init__()
         self.config, self.cube, self.read_rows_only = config, cube, read_rows_only
         self.embeddings = BertEmbeddings(config, cube)
+        self.relative_bias = None
+        if config.has_relative_bias:
+            self.relative_bias = RelativeBias3D(config.heads, cube, std=config.std)
         layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
             layer(
@@ -304,9 +308,10 @@ class BertModel(Pretrained):
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike)
+        relative = None if self.relative_bias is None else self.relative_bias()
         for layer in self.layers[:-1]:
-            h = layer(h, batch.sequences)
-        h = self.layers[-1](h, batch.sequences, chosen)
+            h = layer(h, batch.sequences, relative=relative)
+        h = self.layers[-1](h, batch.sequences, chosen, relative=relative)
         return h if self.final_norm is None else self.final_norm(h)
 
     def rows_of_heads(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -240,6 +240,7 @@ def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionReq
             dropout=configs[0].attention_dropout > 0,
             window=near,
             queries=chosen,
+            relative=configs[0].has_relative_bias,
             flash=recipe.speed.flash_attention,
         )
         for near, chosen, head_dim in kinds

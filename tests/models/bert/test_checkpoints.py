@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import full, ranks_of
 
 WRITTEN: Shape = (1, 2, 2, 1)
-KINDS = ("roberta", "modernbert", "replaced tokens")  # a BERT's goes through a chain of cubes in tests/slow
+KINDS = ("roberta", "mpnet", "modernbert", "replaced tokens")  # a BERT's goes through a chain of cubes in tests/slow
 
 
 def model_of(kind: str, cube: Cube) -> Any:

@@ -32,6 +32,7 @@ from tests.single_device_reference import error, ranks_of
 FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert", "XLMRobertaXL")
 EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
+MPNET = "MPNet"
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,
@@ -62,7 +63,7 @@ def heads_of(family: str, kind: str) -> tuple[str, ...]:
 def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
-    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT).index(family)])
+    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT, MPNET).index(family)])
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
     settings = {
@@ -102,6 +103,8 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
             **dict.fromkeys(("bos_token_id", "eos_token_id", "mask_token_id"), 3),
         }
+    if family == MPNET:
+        return settings | {"pad_token_id": 1, "layer_norm_eps": 1e-5}
     if family != "DistilBert":
         settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
     if family == "Electra":
