@@ -126,6 +126,23 @@ def load_same_corpus(plan: RunPlan, info: CorpusFacts) -> TrainingCorpus:
     return corpus
 
 
+def check_padding(plan: RunPlan, corpus: TrainingCorpus) -> None:
+    """Raises ValueError where positions would not begin behind that of padding: the library, which begins them there,
+    would number those of the trained model otherwise."""
+    config, pad = plan.recipe.model.config(plan.recipe.data), corpus.special.pad
+    if config.first_position not in (0, pad + 1):
+        remedy = f"Set model.first_position = {pad + 1}"
+        if config.family == "mpnet":
+            remedy = (
+                "Take one whose padding has the id 1: MPNet's own (tools.corpus tokenizer --tokenizer-file) or one of "
+                "bytes (--model bpe-bytes)"
+            )
+        raise ValueError(
+            f"model.first_position = {config.first_position} of family={config.family!r} is the id of padding and one "
+            f"more, and padding has the id {pad} in the tokenizer of the corpus. {remedy}."
+        )
+
+
 # --- What the folder of a run says: what was asked for, where it ran, and what the model is ---------------------------
 
 _BEGUN = ("run.json", "model.json", "tokenizer", "huggingface", "metrics.jsonl", "tensorboard")
@@ -250,8 +267,10 @@ def check_checkpoint(plan: RunPlan, folder: Path) -> None:
         return found
 
     goes_on = first_intact(plan.resume_candidates(), check, damaged=lambda _: None)
-    if goes_on is None and plan.start_from is not None:
-        check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus)
+    if goes_on is None:
+        if plan.start_from is not None:
+            check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus)
+        check_padding(plan, corpus)
 
 
 class EndedRun(NamedTuple):
@@ -343,6 +362,8 @@ def run_in(folder: Path, plan: RunPlan, cube: Cube, watch: Watchdog) -> int:
     with naming_lost_ranks(watch), TrainData.of_corpus(recipe, cube, corpus, plan.exchange) as feed:
         trainer = PretrainTrainer(recipe, cube, feed, corpus, watch=watch)
         found = resume_or_start(plan, cube, trainer)
+        if found is None:
+            run_on_all_ranks(cube, lambda: check_padding(plan, corpus))
         around = environment(cube)
 
         def restore() -> None:

@@ -21,6 +21,7 @@ Family = Literal[
     "xlm-roberta",
     "camembert",
     "xlm-roberta-xl",
+    "mpnet",
     "distilbert",
     "electra",
     "modernbert",
@@ -30,8 +31,9 @@ Family = Literal[
 """Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
 modern one."""
 Pooling = Literal["cls", "mean", "late"]
-_ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")
-WITHOUT_TYPES = ("distilbert", "modernbert", "eurobert", "deberta-v2")
+_ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
+"""Families with the heads of RoBERTa, and positions that begin behind that of padding."""
+WITHOUT_TYPES = ("mpnet", "distilbert", "modernbert", "eurobert", "deberta-v2")
 """Families whose tokens have no types."""
 _GELU_POOLERS = ("electra", "eurobert", "deberta-v2")
 _MODERN_ONLY = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
@@ -74,10 +76,10 @@ class BertConfig:
     at most half of positions."""
     first_position: int = 0
     """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
-    padding and one more."""
+    padding and one more, MPNet's 2."""
     types: int = 2
-    """Token types: first and second sentence. 1: every token has it, also of second sentences. DistilBERT, ModernBERT,
-    EuroBERT and DeBERTa have 0."""
+    """Token types: first and second sentence. 1: every token has it, also of second sentences. MPNet, DistilBERT,
+    ModernBERT, EuroBERT and DeBERTa have 0."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -159,6 +161,11 @@ class BertConfig:
             raise ValueError(
                 f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
                 f"family={self.family!r}. Got {self.first_position}."
+            )
+        if self.family == "mpnet" and self.first_position != 2:
+            raise ValueError(
+                'family="mpnet" has first_position=2, for padding has the id 1 in each of them. Got '
+                f"first_position={self.first_position}. Set first_position = 2."
             )
 
         if self.embedding is not None and self.family != "electra":
@@ -292,6 +299,12 @@ class BertConfig:
         return self.family not in ("xlm-roberta-xl", "eurobert")
 
     @property
+    def has_relative_bias(self) -> bool:
+        """Whether scores of attention have a bias by distance, one of each head for all layers (MPNet: Song et al.
+        2020, arXiv 2004.09297; T5's buckets)."""
+        return self.family == "mpnet"
+
+    @property
     def distance_buckets(self) -> LogBuckets | None:
         """How DeBERTa's scores tell distances apart. None: of other families they have none."""
         if self.family != "deberta-v2":
@@ -305,7 +318,7 @@ class BertConfig:
     @property
     def has_relative_positions(self) -> bool:
         """Whether attention's scores hang on distances."""
-        return self.distance_buckets is not None
+        return self.has_relative_bias or self.distance_buckets is not None
 
     @property
     def has_rms_norm(self) -> bool:

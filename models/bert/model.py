@@ -46,7 +46,7 @@ from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.linear import kept_for_heads
-from tensor3d.layers.relative import RelativeEmbedding3D, RelativeRows
+from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, RelativeRows
 from tensor3d.ops.activations import activated
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -305,6 +305,9 @@ class BertModel(Pretrained):
         self.relative = None
         if config.distance_buckets is not None:
             self.relative = DistanceTable(config, config.distance_buckets, cube)
+        self.relative_bias = None
+        if config.has_relative_bias:
+            self.relative_bias = RelativeBias3D(config.heads, cube, std=config.std)
         layer = modern_layer if config.encoder == "modern" else classic_layer
         self.layers = nn.ModuleList(
             layer(
@@ -326,7 +329,9 @@ class BertModel(Pretrained):
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
         h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike)
-        relative = None if self.relative is None else self.relative()
+        relative = None if self.relative_bias is None else self.relative_bias()
+        if self.relative is not None:
+            relative = self.relative()
         for layer in self.layers[:-1]:
             h = layer(h, batch.sequences, relative=relative)
         h = self.layers[-1](h, batch.sequences, chosen, relative=relative)

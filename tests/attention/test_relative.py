@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tensor3d import Sequences, attention
 from tensor3d.attention.backends import SUPPORT, AttentionRequest, choose
@@ -132,3 +133,17 @@ def test_what_is_refused() -> None:
     for span, farthest in ((3, 20), (0, 20), (8, 5)):
         with pytest.raises(ValueError, match=r"must be above|must be even"):
             LogBuckets(span=span, farthest=farthest)
+
+
+@pytest.mark.parametrize("buckets", BUCKETS.values(), ids=BUCKETS)
+def test_a_step_is_counted_without_numbers(buckets: Buckets) -> None:
+    """Tensors then pretend; which buckets occur is known all the same."""
+    sequences = Sequences.from_lengths(LENGTHS)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = (torch.empty(sequences.rows, 3, 8, requires_grad=True) for _ in range(3))
+        terms = RelativeTerms(buckets=buckets, bias=torch.empty(buckets.rows, 3, requires_grad=True))
+        out = attention(q, k, v, sequences, relative=terms)
+        out.sum().backward()
+    assert out.shape == q.shape
+    assert terms.bias is not None
+    assert terms.bias.grad is not None

@@ -21,6 +21,7 @@ Shape = tuple[int, int, int, int]
 FAMILIES: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {"family": "roberta", "first_position": 2, "types": 1, "next_sentence": False},
+    "mpnet": {"family": "mpnet", "first_position": 2, "types": 0, "next_sentence": False},
     "electra": {"family": "electra", "embedding": 24, "next_sentence": False},
     "modernbert": {
         **{"family": "modernbert", "encoder": "modern", "types": 0, "next_sentence": False, "eps": 1e-5},

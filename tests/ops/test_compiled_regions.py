@@ -47,6 +47,7 @@ def _models(shape: Shape) -> dict[str, float]:
         {"norm": "pre", "activation": "relu"},
         {"encoder": "modern"},
         {**eurobert, "kv_heads": 4},
+        {"family": "mpnet", "first_position": 2, "types": 0},
     )
     for changes in cases:
         eager = Cube(*shape)

@@ -1,8 +1,9 @@
-"""Folders of RoBERTa, DistilBERT and ModernBERT as the library leaves them, small, with random weights."""
+"""Folders of RoBERTa, MPNet, DistilBERT and ModernBERT as the library leaves them, small, with random weights."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,42 @@ def roberta(folder: Path, kind: str, tokenizer: Any, **changes: Any) -> Any:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
+
+
+OF_MPNET = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def write_mpnet_tokenizer(folder: Path, pieces: Sequence[str] = PIECES) -> list[str]:
+    """The files of MPNet's tokenizer: BERT's pieces with its special tokens among them, which have no role there, and
+    special tokens of RoBERTa's kind. Returns all of them by their ids."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    every = [*OF_MPNET, *pieces, "<mask>"]
+    made = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(every)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(prefix="##")
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), True, False)
+    names = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+    made.add_special_tokens([AddedToken(name, lstrip=name == "<mask>", special=True) for name in names])
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    roles = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "[UNK]", "mask": "<mask>"}
+    told = {"tokenizer_class": "MPNetTokenizer", "do_lower_case": True, "model_max_length": 512}
+    told |= {f"{role}_token": name for role, name in roles.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return every
+
+
+def mpnet(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
+    """The model, its tokenizer, and a folder of both."""
+    import transformers
+
+    sizes = {"vocab_size": len(write_mpnet_tokenizer(folder)), "intermediate_size": 48, **SIZES, **changes}
+    torch.manual_seed(2)
+    model = getattr(transformers, kind)(transformers.MPNetConfig(**sizes)).eval()
+    model.save_pretrained(folder)
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def distilbert(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:

@@ -231,11 +231,23 @@ def check_is_library(folder: Path) -> None:
 
 
 def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
-    """What the config.json says of tokens; the library's EuroBERT has ids of its own tokenizer by default."""
+    """What the config.json says of tokens; the library's EuroBERT and MPNet have ids of their own tokenizers by
+    default."""
     ids = {"pad_token_id": special.pad}
-    if config.family == "eurobert":
-        ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep, "mask_token_id": special.mask}
-    return ids
+    if config.family in ("eurobert", "mpnet"):
+        ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
+    return ids | ({"mask_token_id": special.mask} if config.family == "eurobert" else {})
+
+
+def _other_padding(config: BertConfig, special: SpecialTokens) -> str | None:
+    """What has to be said of a run of before, whose positions did not begin behind that of padding."""
+    said = config.first_position - 1
+    if said in (-1, special.pad):
+        return None
+    return (
+        f"positions begin behind the id {said}, and padding has the id {special.pad} in the tokenizer: the library "
+        f"numbers texts with the id {said} in them otherwise than they were here"
+    )
 
 
 def _keep_sentences(source: Path, draft: Path) -> None:
@@ -367,7 +379,7 @@ class ToHuggingFace(CubeCommand):
             run_on_rank0(cube, lambda: _keep_sentences(model_folder_of(self.source), draft))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
-            rows += [("note", written.note)] if written.note else []
+            rows += [("note", told) for told in (written.note, _other_padding(weights.config, special)) if told]
             if told := weights.facts.get("thresholds"):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")

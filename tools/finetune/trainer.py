@@ -270,8 +270,9 @@ class FinetuneTrainer(Trainer[TextStep, TextStepMetrics]):
 
 
 def depth_of(name: str, layers: int) -> int:
-    """Of a parameter of a model with heads: 0 in the embeddings, 1 in the first layer, and so on; heads come last."""
-    if name.startswith("bert.embeddings."):
+    """Of a parameter of a model with heads: 0 in the embeddings and in what all layers share, 1 in the first layer, and
+    so on; heads come last."""
+    if name.startswith(("bert.embeddings.", "bert.relative.", "bert.relative_bias.")):
         return 0
     found = re.match(r"bert\.layers\.(\d+)\.", name)
     return int(found[1]) + 1 if found else layers + 1

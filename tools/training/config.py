@@ -168,10 +168,11 @@ class ModelConfig:
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
     "modernbert" and "eurobert" have the modern encoder, "bert" may have either."""
     first_position: int = 0
-    """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more."""
+    """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more; of MPNet
+    always 2."""
     types: int | None = None
-    """Token types; with 1, both texts of a pair have it. Default: 2; of DistilBERT, ModernBERT, EuroBERT and DeBERTa
-    0."""
+    """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT and
+    DeBERTa 0."""
     pooling: Literal["cls", "mean", "late"] = "cls"
     """Of ModernBERT and EuroBERT: what classifiers of texts will look at, the state of [CLS] or the mean of all
     tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from models.bert.config import BertConfig
+from tensor3d.attention.relative import BiasBuckets
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape, chunk_bounds
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
@@ -201,6 +202,8 @@ def embeddings(config: BertConfig) -> list[ParamSpec]:
             found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
     if config.has_embedding_norm:
         found += _norm("bert.embeddings.norm", columns, config.bias)
+    if config.has_relative_bias:
+        found.append(_matrix("bert.relative_bias.weight", BiasBuckets().rows, config.heads, table("y")))
     return [
         *found,
         *(_linear("bert.embeddings.projection", columns, config.hidden, True) if config.has_projection else ()),

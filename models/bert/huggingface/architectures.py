@@ -66,8 +66,9 @@ class Architecture:
     decoder_alone: bool = False
     """Its masked-LM head is the decoder of the vocabulary and nothing else."""
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    """Of config.json. None: it has no such setting. `embedding_size` is there where it has that one, and
-    `answers_dropout`, which no BERT has, where the head that finds answers drops out what it reads."""
+    """Of config.json. None: it has no such setting, and the library looks at none. `embedding_size` is there where it
+    has that one, and `answers_dropout`, which no BERT has, where the head that finds answers drops out what it
+    reads."""
     aliases: tuple[str, ...] = ()
     """Of `settings`: BERT's names that the library takes for its own, too."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -198,6 +199,24 @@ ARCHITECTURES = {
                 "output.LayerNorm": "LayerNorm",
             },
             **_ROBERTA | {"others": _ROBERTA["others"] | _both({"bert.final_norm": "roberta.encoder.LayerNorm"})},
+        ),
+        Architecture(
+            name="mpnet",
+            title="MPNet",
+            classes="MPNet",
+            in_layers={
+                "attention.self.query": "attention.attn.q",
+                "attention.self.key": "attention.attn.k",
+                "attention.self.value": "attention.attn.v",
+                "attention.output.dense": "attention.attn.o",
+                "attention.output.LayerNorm": "attention.LayerNorm",
+            },
+            settings={"type_vocab_size": None, "classifier_dropout": None},
+            fixed={
+                "pad_token_id": (1, "the library numbers positions behind the id 1, whatever is said"),
+                "relative_attention_num_buckets": (32, "the library takes 32, whatever is said"),
+            },
+            **_ROBERTA | {"prefix": "mpnet."},
         ),
         Architecture(
             name="distilbert",
@@ -396,7 +415,6 @@ _REASONS = {
     "albert": "its layers share one set of weights",
     "deberta": "it is the first version, whose layers have weights of their own for positions",
     "roberta-prelayernorm": "it has LayerNorms before its blocks",
-    "mpnet": "its attention has relative positions",
     "xlnet": "its attention has relative positions",
     "big_bird": "its attention is sparse",
     "longformer": "its attention is sparse",

@@ -358,6 +358,8 @@ def head_dropout_from(settings: Mapping[str, Any], where: Path, head: str) -> fl
     """
     found = architecture_of(settings, where)
     setting = _ANSWERS_DROPOUT if head == "answers" else _DROPOUT
+    if found.settings.get(setting, "") is None:
+        return None
     own, default = found.settings.get(setting), found.defaults.get(setting)
     if (head == "answers" and own is None) or (head == "tags" and own is not None):
         return None
@@ -447,10 +449,14 @@ def settings_of(
         new |= _deberta_settings(config, found)
     if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
         new[name] = answers_dropout
+    if kind.name == "mpnet":
+        new |= {name: needed for name, (needed, _) in kind.fixed.items()}
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
-        if _DROPOUT not in kind.defaults:
+        if kind.settings.get(_DROPOUT, "") is None:
+            pass  # it is that of hidden states
+        elif _DROPOUT not in kind.defaults:
             new[dropout] = classifier_dropout
         elif dropout == _DROPOUT or architecture.endswith(
             "ForSequenceClassification"

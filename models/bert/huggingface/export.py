@@ -137,6 +137,10 @@ class _Plan:
             told.append(_NO_POOLER.format(self.architecture))
         if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
+        if self._kind.settings.get("classifier_dropout", "") is None and not self.heads.isdisjoint(LABELLED):
+            dropped = self._dropout()
+            if dropped != self.config.dropout:
+                told.append(f"{CONFIG} says nothing of dropout {dropped:g} of what the head reads")
         return "; ".join(told) or None
 
     def settings(

@@ -62,6 +62,8 @@ _THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
 _GATED = {*_OF_LAYERS.values(), *chain(*_FUSED.values())} - {"intermediate.dense"}
 _IN_LAYERS = {*_OF_LAYERS.values(), *_FUSED["attention.qkv"]}
 _FINAL_NORM = "bert.final_norm"
+RELATIVE_BIAS = "bert.encoder.relative_attention_bias.weight"
+"""MPNet's, as it would be called in a BERT."""
 PROJECTION = "bert.embeddings_project"
 """ELECTRA's, as it would be called in a BERT."""
 _DISTANCES = "bert.encoder."
@@ -71,6 +73,7 @@ _OTHERS = {
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
     "bert.relative.table.weight": f"{_DISTANCES}rel_embeddings.weight",
+    "bert.relative_bias.weight": RELATIVE_BIAS,
     "masked_lm.projection.weight": DECODER_WEIGHT,
     "masked_lm.projection.bias": MASKED_LM_BIAS,
 } | {
@@ -142,6 +145,8 @@ def is_known(name: str, config: BertConfig) -> bool:
     """Whether the library has, or had, a tensor of this name in the encoder of such a model."""
     if name.startswith(PROJECTION):
         return config.has_projection
+    if name == RELATIVE_BIAS:
+        return config.has_relative_bias
     is_modern = config.encoder == "modern"
     if is_modern and name.endswith(".bias"):
         return False

@@ -18,12 +18,8 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import full, ranks_of
 
 WRITTEN: Shape = (1, 2, 2, 1)
-KINDS = (
-    "roberta",
-    "modernbert",
-    "deberta-v2",
-    "replaced tokens",
-)  # a BERT's goes through a chain of cubes in tests/slow
+# A BERT's goes through a chain of cubes in tests/slow.
+KINDS = ("roberta", "mpnet", "modernbert", "deberta-v2", "replaced tokens")
 
 
 def model_of(kind: str, cube: Cube) -> Any:

@@ -21,7 +21,7 @@ def config(**changes: Any) -> BertConfig:
         ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert, .*Got 'albert'"),
         (
             {"types": 0},
-            'types must be at least 1, but of the families "distilbert", "modernbert", "eurobert", "deberta-v2". Got 0',
+            'types must be at least 1, but of the families "mpnet", .*"modernbert", "eurobert", "deberta-v2". Got 0',
         ),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
@@ -58,6 +58,11 @@ def config(**changes: Any) -> BertConfig:
             {"family": "xlm-roberta-xl", "first_position": 2},
             "norms before each block. Got norm='post'. Set norm = \"pre\"",
         ),
+        (
+            {"family": "mpnet", "types": 0, "first_position": 1},
+            "has first_position=2, for padding has the id 1 .*Got first_position=1",
+        ),
+        ({"family": "mpnet", "first_position": 2}, "has no token types. Got types=2"),
         ({"first_position": 2}, "first_position must be 0 of family='bert'. Got 2"),
         ({"first_position": -1}, "first_position must be 0 of family='bert'. Got -1"),
         ({"embedding": 32}, "embedding belongs to family=\"electra\". Got embedding=32 with family='bert'"),

@@ -172,6 +172,7 @@ def packed_against_singles(shape: Shape, family: str) -> dict[str, float]:
                 ((1, 1, 1, 1), "modernbert"),
                 ((2, 2, 2, 1), "bert"),
                 ((1, 2, 2, 1), "roberta"),
+                ((1, 2, 2, 1), "mpnet"),
                 ((1, 2, 2, 1), "electra"),
                 ((1, 2, 2, 1), "modernbert"),
                 ((2, 2, 2, 1), "deberta-v2"),

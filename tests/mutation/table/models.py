@@ -162,6 +162,37 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "relative-bias-left-out-of-the-last-layer",
+        "models/bert/model.py",
+        old="h = self.layers[-1](h, batch.sequences, chosen, relative=relative)",
+        new="h = self.layers[-1](h, batch.sequences, chosen)",
+        tests=("tests/models/bert/huggingface/test_mpnet.py::test_far_tokens",),
+    ),
+    Mutation(
+        "relative-bias-trained-as-a-head",
+        "tools/finetune/trainer.py",
+        old='if name.startswith(("bert.embeddings.", "bert.relative_bias.")):',
+        new='if name.startswith("bert.embeddings."):',
+        tests=("tests/models/bert/huggingface/test_mpnet.py::test_one_bias_of_all_layers",),
+    ),
+    Mutation(
+        "special-tokens-of-pieces-before-those-of-the-file",
+        "tools/corpus/tokenizers/base.py",
+        old="(*(name for name in names if name in added), *names, *more)",
+        new="(*names, *more)",
+        tests=(
+            "tests/tools/corpus/tokenizers/test_huggingface.py"
+            "::test_an_mpnet_has_special_tokens_of_its_own_beside_those_of_bert",
+        ),
+    ),
+    Mutation(
+        "positions-behind-no-padding",
+        "tools/pretrain.py",
+        old="if config.first_position not in (0, pad + 1):",
+        new="if config.first_position not in (0, 2, pad + 1):",
+        tests=("tests/tools/training/test_start_from_families.py::test_positions_begin_behind_padding",),
+    ),
+    Mutation(
         "rows-of-fewer-heads-of-keys",
         "models/bert/huggingface/param_names.py",
         old="return config.heads // config.key_heads * d, d, d",
@@ -171,8 +202,8 @@ MUTATIONS = (
     Mutation(
         "padding-that-is-another-role",
         "tools/corpus/tokenizers/base.py",
-        old='more = [name for name in spare if name not in others] if role == "pad" else []',
-        new='more = [*spare] if role == "pad" else []',
+        old='more = [name for name in added if name not in others] if role == "pad" else []',
+        new='more = [*added] if role == "pad" else []',
         tests=("tests/tools/corpus/tokenizers/test_huggingface.py::test_a_eurobert_may_have_its_sep_for_padding_too",),
     ),
     Mutation(

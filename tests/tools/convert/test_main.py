@@ -355,6 +355,24 @@ def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path) -> None
     assert (settings["model_type"], settings["num_key_value_heads"]) == ("eurobert", 1)
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_run_whose_positions_do_not_begin_behind_padding_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
+) -> None:
+    """Of before, when such a run could begin."""
+    source = installed(tmp_path / "ours", "wordpiece")
+    cube, special = Cube.single(), tokenizer_of(source).special
+    cube.manual_seed(0)
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "inner": 16, "vocab": special.vocab_size}
+    config = BertConfig(**sizes, family="roberta", first_position=first, types=1, next_sentence=False)
+    model = BertForPreTraining(config, cube)
+    checkpoint.save(source / "checkpoints", 1, model, torch.optim.AdamW(model.parameters()), cube, {})
+    write_model_json(source, config=config, heads=("masked_lm",))
+    assert main(["to-hf", str(source), str(tmp_path / "theirs")]) == 0
+    told = "positions begin behind the id 1, and padding has the id 0 in the tokenizer: the library numbers texts with"
+    assert (told in capsys.readouterr().out) == (first == 2)
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "json"])
 def test_the_library_reads_our_tokenizers(tmp_path: Path, kind: Kind) -> None:
     source, output = installed(tmp_path / "ours", kind), tmp_path / "theirs"

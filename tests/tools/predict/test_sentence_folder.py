@@ -136,13 +136,14 @@ def test_older_names_of_the_settings_are_obeyed(encoder: Path, tmp_path: Path, k
 
 RELATIVES: dict[str, dict[str, Any]] = {
     "roberta": {"max_position_embeddings": 34, "pad_token_id": 1, "hidden_size": 16, "num_hidden_layers": 1},
+    "mpnet": {"max_position_embeddings": 34, "hidden_size": 16, "num_hidden_layers": 1},
     "distilbert": {"max_position_embeddings": 32, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32},
 }
 
 
 @pytest.mark.parametrize("kind", RELATIVES)
 def test_relatives_have_names_and_rows_of_their_own(tmp_path: Path, kind: str) -> None:
-    """Of a RoBERTa's 34 rows 32 are for tokens; a DistilBERT calls its hidden size by another name."""
+    """Of a RoBERTa's or MPNet's 34 rows 32 are for tokens; a DistilBERT calls its hidden size by another name."""
     sizes = {"vocab_size": 9, "num_attention_heads": 2, "intermediate_size": 32}
     write(tmp_path / "encoder" / "config.json", {"model_type": kind, **sizes, **RELATIVES[kind]})
     settings = sentence_settings(described(tmp_path / "encoder", tmp_path / "good"))

@@ -97,13 +97,13 @@ def test_heads_that_are_not_there_start_fresh(
 
 def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of its two heads here the library has one, with which a run on masked tokens alone goes on."""
-    kind = ("--model.family", "roberta", "--model.first-position", "2", "--model.types", "1")
+    kind = ("--model.family", "roberta", "--model.first-position", "1", "--model.types", "1")
     run = arguments(recipe, tmp_path / "run", *kind, "--run.steps", "1", corpus=first / "corpus")
     assert pretrain.main(run) == 0
     assert convert_main(["to-hf", str(tmp_path / "run"), str(tmp_path / "library")]) == 0
     assert "next_sentence, pooler was left out, which the library's RobertaForMaskedLM" in capsys.readouterr().out
     settings = json.loads((tmp_path / "library" / "config.json").read_text())
-    assert (settings["max_position_embeddings"], settings["pad_token_id"], settings["type_vocab_size"]) == (34, 1, 1)
+    assert (settings["max_position_embeddings"], settings["pad_token_id"], settings["type_vocab_size"]) == (33, 0, 1)
     start = ("--start-from", str(tmp_path / "library"), *STILL)
     assert pretrain.main(arguments(recipe, tmp_path / "bert", *start, corpus=first / "corpus")) == 2
     assert "has family = 'roberta', the recipe's 'bert'. Set model.family = 'roberta'" in capsys.readouterr().err
@@ -114,9 +114,10 @@ def test_a_roberta_goes_on(recipe: Path, first: Path, tmp_path: Path, capsys: py
     assert "loaded: encoder, masked_lm; the optimiser's moments begin at 0\n" in capsys.readouterr().err
     assert "types" not in (tmp_path / "library" / "tokenizer_config.json").read_text(), "it has one type of tokens"
     before, after = weights_of(tmp_path / "run"), weights_of(tmp_path / "on")
-    assert before["bert.embeddings.positions.weight"].shape[0] == 34
+    assert before["bert.embeddings.positions.weight"].shape[0] == 33
     own = {name for name in before if name.startswith(("bert.", "masked_lm."))}
-    assert all(torch.equal(after[name], before[name]) for name in own)
+    # A step of 1e-30 may be seen in a bias that is hardly above it.
+    assert all(torch.allclose(after[name], before[name], rtol=0, atol=1e-30) for name in own)
 
 
 def test_another_model_or_tokenizer_is_refused(

@@ -1,10 +1,11 @@
-"""Pre-training that goes on from a RoBERTa and from a ModernBERT of the library, on a text of one's own, with their
-byte-level tokenizers; and what does not fit."""
+"""Pre-training that goes on from a RoBERTa, an MPNet and a ModernBERT of the library, on a text of one's own and with
+their tokenizers, or begins anew; and what does not fit."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,18 +14,24 @@ from safetensors.torch import load_file
 
 from models.bert import BertConfig, BertForPreTraining, export_huggingface, open_weights
 from tensor3d import Cube
+from tensor3d.data.masking import SpecialTokens
 from tests.ranks import run_ranks
-from tests.tools.runs import arguments, on_rank, write_text
+from tests.tools.corpus.tokenized import PIECES, write_vocabulary
+from tests.tools.relatives import write_mpnet_tokenizer
+from tests.tools.runs import WORDS, arguments, on_rank, write_text
 from tools import pretrain
 from tools.convert.__main__ import main as convert
 from tools.corpus.__main__ import main as corpus
 from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.predict import load
+from tools.training.config import ModelConfig, TrainConfig
 
 tokenizers = pytest.importorskip("tokenizers")
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "inner": 64, "eps": 1e-5, "next_sentence": False}
 FAMILIES: dict[str, dict[str, Any]] = {
     "roberta": {"family": "roberta", "first_position": 2, "types": 1, "positions": 64},
+    "mpnet": {"family": "mpnet", "first_position": 2, "types": 0, "positions": 64},
     "modernbert": {
         **{"family": "modernbert", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 3},
         **{"rotary_base": 160_000.0, "local_rotary_base": 10_000.0, "dropout": 0.0, "attention_dropout": 0.0},
@@ -32,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 NAMES = {
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "mpnet": {"mask": "<mask>"},
     "modernbert": {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"},
 }
 
@@ -44,9 +52,12 @@ class Start(NamedTuple):
 
 
 def write_tokenizer(folder: Path, family: str, text: Path) -> int:
-    """Pieces of bytes, as GPT-2 has them, with the special tokens and the layout of pairs of the family."""
+    """Pieces of bytes, as GPT-2 has them, with the special tokens and the layout of pairs of the family; MPNet's are
+    words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
+    if family == "mpnet":
+        return len(write_mpnet_tokenizer(folder, (*PIECES, *WORDS)))
     made, names = Tokenizer(models.BPE()), NAMES[family]
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -76,7 +87,10 @@ def write_model(folder: Path, vocab: int, family: str, **changes: Any) -> None:
     export_huggingface(model, cube, folder, settings={"pad_token_id": 1, "mine": "kept"})
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+SLOW_MPNET = pytest.param("mpnet", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["roberta", SLOW_MPNET, "modernbert"])
 def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A model by chance, and samples of a text by its tokenizer."""
     root, family = tmp_path_factory.mktemp(request.param), request.param
@@ -143,7 +157,7 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
     assert "has layers = 2, the recipe's 3. Set model.layers = 2, model.inner = 64, or" in refused(
         "--model.layers", "3", "--model.inner", "96"
     )
-    if family == "roberta":
+    if family in ("roberta", "mpnet"):
         long = ("--data.max-length", "65", "--data.capacity", "65", "--model.positions", "65")
         assert "has positions for sequences of 64 tokens, and data.max_length = 65" in refused(*long)
     else:
@@ -159,8 +173,9 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
     larger.mkdir()
     (larger / "tokenizer.json").write_bytes((start.folder / "tokenizer.json").read_bytes())
     (larger / "tokenizer_config.json").write_bytes((start.folder / "tokenizer_config.json").read_bytes())
-    write_model(larger, 308, family)
-    assert "has 308 rows in its embedding, and its tokenizer 300 pieces" in refused(folder=larger)
+    pieces = tokenizer_of(start.folder).vocab_size
+    write_model(larger, pieces + 8, family)
+    assert f"has {pieces + 8} rows in its embedding, and its tokenizer {pieces} pieces" in refused(folder=larger)
 
 
 def test_a_rotary_base_and_a_length_of_its_own_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +202,66 @@ def test_on_a_cube(start: Start, tmp_path: Path) -> None:
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         found.append([line["loss"] for line in lines if line["kind"] == "step"])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("start", [SLOW_MPNET], indirect=True)
+def test_begun_anew_resumed_on_another_cube_and_read_by_the_library(start: Start, tmp_path: Path) -> None:
+    """Which finds each tensor, and says of a masked place what the run says."""
+    transformers = pytest.importorskip("transformers")
+    run, samples = tmp_path / "run", start.recipe.parent / "samples"
+    for more in (["--cube", "1x2x1"], ["--resume", str(run), "--cube", "1x1x2", "--run.steps", "4"]):
+        assert run_ranks(2, on_rank, start.recipe, run, more, samples) == [0, 0]
+    assert convert(["to-hf", str(run), str(tmp_path / "out")]) == 0
+    model, told = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(told.values()), told
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = f"{NAMES[open_weights(run).config.family]['mask']} cube axis face"
+    ids = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**ids).logits[0, ids.input_ids[0].tolist().index(tokenizer.mask_token_id)]
+    (found,) = load(run, "fill-mask", k=3).predict([text])
+    wanted = logits.softmax(0)[[piece.id for piece in found.masks[0]]]
+    assert [piece.probability for piece in found.masks[0]] == pytest.approx(wanted.tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ({"family": "roberta", "first_position": 2, "types": 1}, r"Set model\.first_position = 1\."),
+        ({"family": "mpnet", "first_position": 2}, "Take one whose padding has the id 1: MPNet's own .* bpe-bytes"),
+        ({"family": "roberta", "first_position": 1, "types": 1}, None),
+        ({}, None),
+    ],
+)
+def test_positions_begin_behind_padding(model: dict[str, Any], remedy: str | None) -> None:
+    plan: Any = SimpleNamespace(recipe=TrainConfig(model=ModelConfig(**model)))
+    text: Any = SimpleNamespace(special=SpecialTokens(vocab_size=9, pad=0, cls=2, sep=3, mask=4))
+    if remedy is None:
+        pretrain.check_padding(plan, text)
+        return
+    told = "model.first_position = 2 of family=.* and padding has the id 0 in the tokenizer of the corpus. "
+    with pytest.raises(ValueError, match=told + remedy):
+        pretrain.check_padding(plan, text)
+
+
+@pytest.mark.parametrize("start", [SLOW_MPNET], indirect=True)
+def test_a_run_is_refused_where_positions_do_not_begin_behind_padding(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that begins anew: the library would number them so."""
+    write_vocabulary(tmp_path / "vocab.txt", (*PIECES, *(word for word in WORDS if word not in PIECES)))
+    documents = str(start.recipe.parent / "documents")
+    made = {name: str(tmp_path / name) for name in ("vocab.txt", "tokenizer", "ids", "samples")}
+    for step in (
+        ["tokenizer", "--vocab-file", made["vocab.txt"], "--output", made["tokenizer"]],
+        ["tokenize", "--docs", documents, "--tokenizer", made["tokenizer"], "--output", made["ids"]],
+        ["samples", "--corpora", made["ids"], "--single-texts", "--max-length", "32", "--output", made["samples"]],
+    ):
+        assert corpus([*step, "--workers", "1"]) == 0
+    words = arguments(start.recipe, tmp_path / "run", corpus=tmp_path / "samples")
+    for more in ([], ["--prepare-only"]):
+        assert pretrain.main([*words, *more]) == 2
+        told = capsys.readouterr().err
+        assert "model.first_position = 2 of family='mpnet'" in told
+        assert "padding has the id 0 in the tokenizer of the corpus" in told
+    assert not (tmp_path / "run").exists()

@@ -258,14 +258,15 @@ def smallest(vocab_size: int) -> np.dtype[np.integer]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
-def find_special(id_of: Callable[[str], int | None], file: object, *, spare: Sequence[str] = ()) -> dict[str, int]:
+def find_special(id_of: Callable[[str], int | None], file: object, *, added: Sequence[str] = ()) -> dict[str, int]:
     """The ids of the special tokens.
 
     Args:
         id_of: the id of a piece; None where the vocabulary does not have it.
         file: named in the error.
-        spare: tokens that no text has. The first of them that has no other role is padding where none is: padding only
-            fills slots that nobody looks at, and EuroBERT has its [SEP] for it, too.
+        added: special tokens by the file itself, which go before mere pieces of the vocabulary: MPNet's has its own and
+            all of BERT's. The first of them that has no other role is padding where none is: padding only fills slots
+            that nobody looks at, and EuroBERT has its [SEP] for it, too.
 
     Raises:
         ValueError: one is missing.
@@ -273,8 +274,8 @@ def find_special(id_of: Callable[[str], int | None], file: object, *, spare: Seq
     found: dict[str, int] = {}
     others = {name for role, names in SPECIAL_NAMES.items() if role != "pad" for name in names}
     for role, names in SPECIAL_NAMES.items():
-        more = [name for name in spare if name not in others] if role == "pad" else []
-        numbers = (id_of(name) for name in (*names, *more))
+        more = [name for name in added if name not in others] if role == "pad" else []
+        numbers = (id_of(name) for name in (*(name for name in names if name in added), *names, *more))
         number = next((number for number in numbers if number is not None), None)
         if number is None:
             raise ValueError(

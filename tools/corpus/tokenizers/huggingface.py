@@ -135,15 +135,15 @@ _OF_SENTENCEPIECE = _classes("BigBird")
 """Classes whose ids are those of the sentencepiece model. ALBERT's changes case, accents and quotes before."""
 _OF_JSON = frozenset(f"{name}{fast}" for name in RULES for fast in ("", "Fast"))
 """Classes that a tokenizer.json gives the pieces."""
-_WITHOUT_TYPES = _classes("Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "Roberta", "XLMRoberta") | {
-    "TokenizersBackend"
-}
+_WITHOUT_TYPES = _classes(
+    "Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "MPNet", "Roberta", "XLMRoberta"
+) | {"TokenizersBackend"}
 """Classes that give no types where `model_input_names` is not said."""
 _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("bert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
         **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
-        **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"},
+        **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer", "mpnet": "MPNetTokenizer"},
         "deberta-v2": "DebertaV2Tokenizer",
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
     }

@@ -4,7 +4,7 @@ settings of their own, whatever the file says of that (version 5; version 4 went
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,6 +43,7 @@ RULES: Mapping[str, ClassRules] = MappingProxyType(
     {
         "RobertaTokenizer": ClassRules(model="BPE", settings={"add_prefix_space": False}, layout=_ROBERTA),
         "DebertaTokenizer": ClassRules(model="BPE", settings={"add_prefix_space": False}, layout=_ROBERTA),
+        "MPNetTokenizer": replace(BERT, layout=_ROBERTA),
         "XLMRobertaTokenizer": ClassRules(model="Unigram", settings=_SPACE, unknown=3, layout=_ROBERTA),
         "CamembertTokenizer": ClassRules(model="Unigram", settings=_SPACE, layout=_ROBERTA),
         "AlbertTokenizer": ClassRules(
@@ -84,7 +85,7 @@ def contradiction(made: JsonTokenizer, name: str, rules: ClassRules, told: Mappi
         return f"{found} = {model[found]!r} where the class has none"
     if rules.unknown is not None and made.unknown != rules.unknown:
         return f"unk_id = {made.unknown} where the class has {rules.unknown}"
-    if rules is BERT and made.of_other_words_than_bert:
+    if rules.model == "WordPiece" and made.of_other_words_than_bert:
         return made.of_other_words_than_bert
     normalizer, pre_tokenizer = _rebuilt(name.removesuffix("Fast"), rules, told, plan)
     for text in PROBE:
@@ -100,7 +101,7 @@ def _rebuilt(name: str, rules: ClassRules, told: Mapping[str, Any], plan: Mappin
     """The normalizer (None: there is none) and the pre-tokenizer of the class."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
-    if rules is BERT:
+    if rules.model == "WordPiece":
         accents = told["strip_accents"]
         clean = normalizers.BertNormalizer(
             lowercase=bool(told["do_lower_case"]),

@@ -53,7 +53,7 @@ class JsonTokenizer(Tokenizer):
         # Ids may have gaps, and a model needs a row for each.
         self.vocab_size = 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=0)
         added = [token["content"] for token in self.plan.get("added_tokens", ()) if token.get("special")]
-        self.special_ids = find_special(self.library.token_to_id, file, spare=added)
+        self.special_ids = find_special(self.library.token_to_id, file, added=added)
         self.unknown = self._find_unknown()
         self.spelled = spell_special(self.library.token_to_id, self.special_ids, self.unknown, file)
         self.fingerprint = fingerprint("json", content)

@@ -33,6 +33,7 @@ FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "Mode
 EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
 DEBERTA = "DebertaV2"
+MPNET = "MPNet"
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,
@@ -63,7 +64,7 @@ def heads_of(family: str, kind: str) -> tuple[str, ...]:
 def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
-    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA).index(family)])
+    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET).index(family)])
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
     settings = {
@@ -109,6 +110,8 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             **{"norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p", "max_relative_positions": -1},
             **{"position_buckets": 2 * x * y * z, "layer_norm_eps": 1e-7, "type_vocab_size": 0},
         }
+    if family == MPNET:
+        return settings | {"pad_token_id": 1, "layer_norm_eps": 1e-5}
     if family != "DistilBert":
         settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
     if family == "Electra":

@@ -1,5 +1,5 @@
-"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, DistilBERT, ELECTRA, ModernBERT, EuroBERT and DeBERTa beside the library's:
-hidden states, heads, losses, gradients and tensors, of small models by chance."""
+"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, MPNet, DistilBERT, ELECTRA, ModernBERT, EuroBERT and DeBERTa beside the
+library's: hidden states, heads, losses, gradients and tensors, of small models by chance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.models.bert.huggingface.families import (
     EUROBERT,
     FAMILIES,
     LENGTHS,
+    MPNET,
     OURS,
     direction,
     drawn,
@@ -113,6 +114,8 @@ def library_results(model: Any, kind: str, settings: dict[str, Any]) -> tuple[di
 EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
 FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
 MODERN = [("ModernBert", kind) for kind in OURS]
+RELATIVE = [(MPNET, kind) for kind in OURS]
+"""With a bias of scores by distance."""
 HAS_EUROBERT = hasattr(transformers, "EuroBertConfig")
 WITH_EUROBERT = pytest.mark.skipif(not HAS_EUROBERT, reason="this version of transformers has no EuroBERT")
 EUROPEAN = [
@@ -136,6 +139,10 @@ OTHERS = [
         ((1, 2, 2, 1), torch.float64, [FEW[0], ("Bert", "ForMaskedLM"), FEW[2], MODERN[0], OTHERS[-1]]),
         ((1, 1, 1, 1), torch.float64, MODERN),
         ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
+        ((1, 1, 1, 1), torch.float64, RELATIVE),
+        pytest.param((1, 2, 2, 1), torch.float64, RELATIVE[:2], marks=pytest.mark.slow),
+        pytest.param((1, 1, 1, 1), torch.float32, RELATIVE[1:] + RELATIVE[:1], marks=pytest.mark.slow),
+        pytest.param((2, 2, 2, 1), torch.float64, RELATIVE[1:4], marks=pytest.mark.slow),
         pytest.param((1, 1, 1, 1), torch.float64, EUROPEAN, marks=WITH_EUROBERT),
         pytest.param((1, 1, 1, 1), torch.float64, EUROPEAN[-2:] + EUROPEAN[:1], marks=WITH_EUROBERT),
         pytest.param((1, 2, 2, 1), torch.float64, [EUROPEAN[0], EUROPEAN[-1]], marks=WITH_EUROBERT),
@@ -205,6 +212,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
     "family",
     [
         *(pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES),
+        MPNET,
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
         DEBERTA,
     ],
@@ -242,7 +250,14 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["Bert", "Roberta", "ModernBert", DEBERTA, *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5])],
+    [
+        "Bert",
+        "Roberta",
+        "ModernBert",
+        DEBERTA,
+        MPNET,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5]),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> None:
@@ -255,7 +270,7 @@ def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> Non
     export_huggingface(model, cube, back, heads=("masked_lm",), settings=weights.settings)
     wanted = tensors_of(twin)
     both = [name for name in wanted if name.endswith("decoder.bias") and name.replace("decoder.", "") in wanted]
-    assert len(both) == (family in ("Bert", "Roberta", DEBERTA))
+    assert len(both) == (family in ("Bert", "Roberta", DEBERTA, MPNET))
     wanted |= {name.replace("decoder.", ""): wanted[name] for name in both}
     assert same(load_file(back / "model.safetensors"), wanted)
     assert json.loads((back / "config.json").read_text())["tie_word_embeddings"] is False

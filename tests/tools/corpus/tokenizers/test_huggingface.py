@@ -14,6 +14,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_vocabulary
+from tests.tools.relatives import write_mpnet_tokenizer
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import Kind, load_tokenizer
 from tools.corpus.tokenizers.base import TextLayout
@@ -336,6 +337,50 @@ def test_a_eurobert_may_have_its_sep_for_padding_too(tmp_path: Path, own_padding
         find_tokenizer(tmp_path)
 
 
+def test_an_mpnet_has_special_tokens_of_its_own_beside_those_of_bert(tmp_path: Path) -> None:
+    """As the published ones: BERT's are pieces there like others."""
+    pieces = write_mpnet_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "mpnet"}')
+    tokenizer = tokenizer_of(tmp_path / "model")
+    assert tokenizer.special_ids == {"pad": 1, "cls": 0, "sep": 2, "mask": len(pieces) - 1}
+    assert tokenizer.unknown == pieces.index("[UNK]")
+    assert tokenizer.layout == TextLayout(between=2, second_type=0)
+    names = tokenizer.encode(["the <mask> [MASK]"])[0]  # are text in a text
+    assert {tokenizer.special.mask, pieces.index("[MASK]")}.isdisjoint(names)
+    assert len(names) > 6
+    keep_tokenizer(tmp_path / "model", tmp_path / "ours")
+    kept = tokenizer_of(tmp_path / "ours")
+    assert (kept.special_ids, kept.layout) == (tokenizer.special_ids, tokenizer.layout)
+    # Without its class, by the kind of model; and a vocabulary by itself does not say which of both are meant.
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    del settings["tokenizer_class"]
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert tokenizer_of(tmp_path / "model").layout == tokenizer.layout
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}))
+    with pytest.raises(ValueError, match=r"contradict each other: as a MPNetTokenizer"):
+        find_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    write_vocabulary(tmp_path / "model" / "vocab.txt", pieces)
+    with pytest.raises(ValueError, match=r"model_type = 'mpnet', whose class is MPNetTokenizer, by which vocab.txt"):
+        find_tokenizer(tmp_path / "model")
+
+
+def test_the_library_gives_an_mpnet_the_same_ids(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = write_mpnet_tokenizer(tmp_path / "ours")
+    made = transformers.MPNetTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
+    made.save_pretrained(tmp_path / "theirs")
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for folder in ("ours", "theirs"):
+        tokenizer = tokenizer_of(tmp_path / folder)
+        assert {role: getattr(made, f"{role}_token_id") for role in tokenizer.special_ids} == tokenizer.special_ids
+        for text in TEXTS:
+            ids = [tokenizer.special.cls, *tokenizer.encode([text])[0], tokenizer.special.sep]
+            assert ids == made(text).input_ids == read(text).input_ids
+        assert isinstance(tokenizer, JsonTokenizer)
+        assert tokenizer.laid_out("the fox", "a hill")[0] == made("the fox", "a hill").input_ids
+
+
 def changed(part: str, value: Any) -> Callable[[Any], None]:
     return lambda made: setattr(made, part, value)
 
@@ -408,7 +453,7 @@ def test_a_model_of_albert_alone_is_refused_for_its_class_changes_the_text(tmp_p
 def test_other_classes_and_words_of_a_tokenizer_json_are_refused(tmp_path: Path) -> None:
     folder = json_of_bert(tmp_path / "model", lowercase=True)
     config = folder / "tokenizer_config.json"
-    for name in ("MPNetTokenizer", "FunnelTokenizerFast", "BertJapaneseTokenizer", "OwnTokenizer"):
+    for name in ("ProphetNetTokenizer", "FunnelTokenizerFast", "BertJapaneseTokenizer", "OwnTokenizer"):
         config.write_text(json.dumps({"tokenizer_class": name}))
         with pytest.raises(ValueError, match=rf"tokenizer_class = '{name}', by which tokenizer.json alone"):
             find_tokenizer(folder)
