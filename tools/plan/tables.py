@@ -40,6 +40,7 @@ _EURO: dict[str, Any] = {
     **{"dropout": 0.0, "attention_dropout": 0.0},
 }
 _DEBERTA: dict[str, Any] = {"family": "deberta-v2", "types": 0, "vocab": 128100, "eps": 1e-7, "position_buckets": 256}
+_MPNET: dict[str, Any] = {"family": "mpnet", "first_position": 2, "types": 0, "vocab": 30527, "eps": 1e-5}
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
         **PRESETS,
@@ -59,6 +60,8 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "eurobert-210m": BertConfig(layers=12, hidden=768, heads=12, inner=3072, **_EURO),
         "eurobert-610m": BertConfig(layers=26, hidden=1152, heads=18, kv_heads=6, inner=4096, **_EURO),
         "eurobert-2.1b": BertConfig(layers=32, hidden=2304, heads=18, kv_heads=6, inner=6144, **_EURO),
+        # Song et al. 2020, arXiv 2004.09297.
+        "mpnet-base": BertConfig(layers=12, hidden=768, heads=12, **_MPNET),
         # He et al. 2021, arXiv 2111.09543.
         "deberta-v3-xsmall": BertConfig(layers=12, hidden=384, heads=6, **_DEBERTA),
         "deberta-v3-small": BertConfig(layers=6, hidden=768, heads=12, **_DEBERTA),

@@ -153,6 +153,14 @@ _WITHOUT_TABLES: Mapping[tuple[bool, bool], Count] = MappingProxyType(
 )
 """By 16 bits and regions: bytes for each element of the hidden state that DeBERTa's rest has less, whose embeddings add
 up no tables; its table by distance has a norm, and as many operators."""
+_WITHOUT_TYPES: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
+    {(False, False): (3, 20), (False, True): (2, 12), (True, False): (5, 26), (True, True): (4, 22)}
+)
+"""By 16 bits and regions: operators, and bytes for each element of the hidden state, that the rest of a classic encoder
+without token types has less."""
+_BIAS: Mapping[bool, tuple[int, int]] = MappingProxyType({False: (8, 12), True: (10, 22)})
+"""By 16 bits: operators of a layer with a bias by distance more, and bytes for each of its scores, of which all
+sequences of one length share one."""
 _FEWER_TABLES = 4
 """Operators less where several ranks sum the gradients of tables."""
 AGAIN = 4 / 3
@@ -194,14 +202,19 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         more, always, spared = _GROUPED[kind[1:]]
         spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
         grouped = Work(operators=more, touched=always - spared)
-    distances, of_table_by_distance = Work(), Work()
+    distances, of_tables = Work(), Work()
     if config.distance_buckets is not None:
         distances = _of_distances(config, config.distance_buckets, wire, load)
         norm = EMBEDDING_NORM[kind[1:]][0]
-        of_table_by_distance = Work(
+        of_tables = Work(
             operators=norm.on(shape) - norm.alone - _FEWER_TABLES * (shape.ranks > 1),
             touched=_WITHOUT_TABLES[kind[1:]].on(shape) * state,
         )
+    elif config.has_relative_bias:
+        distances = _of_bias(config, wire, load)
+    if config.encoder == "classic" and config.distance_buckets is None and not config.types:
+        fewer, spared = _WITHOUT_TYPES[kind[1:]]
+        of_tables = Work(operators=-fewer, touched=-spared * state)
     absent, without = (config.mlp_dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
     operators, dropped = _dropout(wire, compiled, config.pre_norm)
     operators_of_rest, dropped_of_rest = _dropout(wire, False, config.pre_norm)  # behind the embeddings, in no region
@@ -211,7 +224,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     return Work(
         operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
         + round(layers * distances.operators)
-        + of_table_by_distance.operators
+        + of_tables.operators
         + rest.operators.on(shape)
         - bare[0].on(shape)
         + norms_of_rest
@@ -220,7 +233,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
             layers * distances.touched
-            + of_table_by_distance.touched
+            + of_tables.touched
             + layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
             + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
             + (_CHOSEN * config.next_sentence + _OVER_BOTH * (shape.y > 1 and shape.z > 1)) * state
@@ -246,6 +259,16 @@ def _of_distances(config: BertConfig, buckets: LogBuckets, wire: CommModel, load
         touched += element * (7 * pairs + 2 * min(pairs, met) + 6 * met + (6 * rows + 14 * used) * columns)
         touched += 4 * 8 * length**2  # which bucket each pair has
     return Work(operators=_DISTANCES.on(wire.shape), touched=touched)
+
+
+def _of_bias(config: BertConfig, wire: CommModel, load: MicroBatchShape) -> Work:
+    """Of a layer: a bias is chosen for each pair, and its gradients are summed over sequences of one length."""
+    heads, (operators, of_score) = config.heads // wire.size("y"), _BIAS[wire.compute == 2]
+    touched = 0
+    for length in set(load.lengths):
+        pairs = heads * length**2
+        touched += (wire.compute * load.lengths.count(length) + of_score) * pairs + 2 * 8 * length**2
+    return Work(operators=operators, touched=touched)
 
 
 def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[Work, int]:

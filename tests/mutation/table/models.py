@@ -171,7 +171,7 @@ MUTATIONS = (
     Mutation(
         "relative-bias-trained-as-a-head",
         "tools/finetune/trainer.py",
-        old='if name.startswith(("bert.embeddings.", "bert.relative_bias.")):',
+        old='if name.startswith(("bert.embeddings.", "bert.relative.", "bert.relative_bias.")):',
         new='if name.startswith("bert.embeddings."):',
         tests=("tests/models/bert/huggingface/test_mpnet.py::test_one_bias_of_all_layers",),
     ),

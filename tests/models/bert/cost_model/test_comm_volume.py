@@ -94,6 +94,11 @@ def test_with_pre_layer_norm(options: dict[str, Any]) -> None:
     check((2, 2, 2, 1), toy_config(67, norm="pre", **options))
 
 
+@pytest.mark.slow
+def test_with_a_bias_by_distance() -> None:
+    check((2, 2, 2, 1), toy_config(67, **FAMILIES["mpnet"]))
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [

@@ -29,6 +29,7 @@ PRE = replace(CLASSIC, norm="pre")
 BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sentence=False)
 EUROBERT = replace(MODERN, family="eurobert", activation="silu", types=0, tied=False)
 DEBERTA = replace(CLASSIC, family="deberta-v2", types=0, next_sentence=False, position_buckets=256)
+MPNET = replace(CLASSIC, family="mpnet", types=0, first_position=2, next_sentence=False)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,6 +73,9 @@ EVERY = [
     (DEBERTA, "1x2x1", "bf16", True),
     (DEBERTA, "1x1x2", "bf16", False),
     (DEBERTA, "2x2x2", "bf16", True),
+    (MPNET, "1x1x1", "bf16", False),
+    (MPNET, "1x1x2", "fp32", True),
+    (replace(MPNET, family="distilbert", first_position=0), "1x1x1", "bf16", True),
     (BARE, "1x1x1", "fp32", False),
     (BARE, "1x1x2", "bf16", False),
     (BARE, "1x1x2", "fp32", True),
@@ -101,7 +105,8 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
             + ("" if case[0].has_embedding_norm or case[0].has_rms_norm else "-bare")
             + ("" if case[0].kv_heads is None else "-grouped")
             + ("" if case[0].next_sentence else "-alone")
-            + ("" if case[0].distance_buckets is None else "-distances"),
+            + ("" if case[0].distance_buckets is None else "-distances")
+            + ("-bias" if case[0].has_relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
             marks=[] if case == FAST else pytest.mark.slow,
         )
         for case in EVERY

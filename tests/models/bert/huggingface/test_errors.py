@@ -57,7 +57,8 @@ def told(folder: Path) -> str:
             {"model_type": "gpt2"},
             "is of another model: model_type 'gpt2'. The models that can be read are BERT (bert), R",
         ),
-        ({"model_type": "deberta-v2"}, "model_type 'deberta-v2', and its attention has relative positions. The models"),
+        ({"model_type": "xlnet"}, "model_type 'xlnet', and its attention has relative positions. The models"),
+        ({"model_type": "deberta"}, "model_type 'deberta', and it is the first version, whose layers have weights"),
         ({"model_type": "albert"}, "model_type 'albert', and its layers share one set of weights. The models"),
         ({"model_type": "roberta"}, "says model_type 'roberta' and architectures ['BertForPreTraining'], of which"),
         (
