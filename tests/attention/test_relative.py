@@ -46,17 +46,21 @@ def terms_of(parts: str, buckets: Buckets, heads: int = 3, width: int = 8) -> Re
     return RelativeTerms(buckets=buckets, **drawn)
 
 
-def results(parts: str, buckets: Buckets, backend: Any, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
-    random, sequences = torch.Generator().manual_seed(0), Sequences.from_lengths(LENGTHS)
+def results(
+    parts: str, buckets: Buckets, backend: Any, dtype: torch.dtype = torch.float64, device: str = "cpu", **options: Any
+) -> Any:
+    random, sequences = torch.Generator().manual_seed(0), Sequences.from_lengths(LENGTHS, device)
     asked = options.get("queries")
+    if asked is not None:
+        options = options | {"queries": asked.to(device)}
     rows = sequences.rows if asked is None else len(asked)
     q, k, v, above = (
-        torch.randn(n, 3, 8, generator=random, dtype=torch.float64).to(dtype)
+        torch.randn(n, 3, 8, generator=random, dtype=torch.float64).to(device, dtype)
         for n in (rows, sequences.rows, sequences.rows, rows)
     )
     inputs = [t.requires_grad_() for t in (q, k, v)]
     terms = terms_of(parts, buckets)
-    own = [each.detach().to(dtype).requires_grad_() for each in terms.tensors]
+    own = [each.detach().to(device, dtype).requires_grad_() for each in terms.tensors]
     terms = RelativeTerms(buckets=buckets, **dict(zip(parts.split(), own, strict=True)))
     out = attention(*inputs, sequences, backend=backend, relative=terms, **options)
     out.backward(above)
@@ -147,3 +151,18 @@ def test_a_step_is_counted_without_numbers(buckets: Buckets) -> None:
     assert out.shape == q.shape
     assert terms.bias is not None
     assert terms.bias.grad is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("parts", ["bias", "keys queries"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"queries": "some"}, {"window": 7}])
+def test_on_a_gpu(parts: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """SDPA's kernels take the scores' second part as their mask, and give its gradient; groups on streams of their
+    own."""
+    if "queries" in options:
+        numbers = np.random.default_rng(1).integers(-1, sum(LENGTHS), 30)
+        options = {"queries": RowSelection.from_numbers(numbers)}
+    found = results(parts, BUCKETS["log"], "auto", dtype, "cuda", **options)
+    for a, b in zip(found, results(parts, BUCKETS["log"], "reference", **options), strict=True):
+        assert (a.cpu().double() - b).norm() / b.norm() < (1e-4 if dtype == torch.float32 else 4e-2)

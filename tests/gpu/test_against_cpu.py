@@ -26,7 +26,7 @@ from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm
 from tensor3d.checkpoint import load, save
 from tensor3d.optim import AdamW, GradScaler, Lamb, StableAdamW, decay_groups
 from tensor3d.optim.clip_grad import clip_gradients
-from tests.models.toy import lay, totals, toy_config, toy_packs
+from tests.models.toy import FAMILIES, lay, totals, toy_config, toy_packs
 from tests.single_device_reference import full
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -44,6 +44,14 @@ def bert(cube: Cube, **made: Any) -> nn.Module:
 
 def bert_modern(cube: Cube) -> nn.Module:
     return BertForPreTraining(toy_config(VOCAB, encoder="modern", layers=3, window=4, global_every=3), cube)
+
+
+def deberta(cube: Cube) -> nn.Module:
+    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["deberta-v2"]), cube)
+
+
+def mpnet(cube: Cube) -> nn.Module:
+    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["mpnet"]), cube)
 
 
 def bert_loss(model: nn.Module, cube: Cube) -> Tensor:
@@ -87,6 +95,8 @@ def vit_loss(model: nn.Module, cube: Cube) -> Tensor:
 MODELS: dict[str, tuple[Callable[[Cube], nn.Module], Loss]] = {
     "bert": (bert, bert_loss),
     "bert modern": (bert_modern, bert_loss),
+    "deberta": (deberta, bert_loss),
+    "mpnet": (mpnet, bert_loss),
     "gpt": (gpt, gpt_loss),
     "vit": (vit, vit_loss),
 }
