@@ -132,7 +132,7 @@ COMPILING = {MASKED_COMPILED, UNPADDED_COMPILED, COMPILED, ROWS_COMPILED, COMPIL
 COMPILING |= {COMPILED_FP8, COMPILED_TENSORWISE, COMPILED_DELAYED}
 _SHADOWING = {ROWS_SHADOWS, COMPILED_SHADOWS}
 _READING_ROWS = {ROWS, ROWS_COMPILED, *_SHADOWING, *FP8}
-_ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model"}
+_ENCODERS = {"bert": "bert", "roberta": "roberta", "modernbert": "model", "deberta-v2": "deberta"}
 """What the library's models call their encoder."""
 _KINDS = 64
 """Of code of a layer of the library: in training and in the check, with a mask and without, of other lengths and
@@ -268,8 +268,8 @@ class OursGraphed(Ours):
 
 
 class Library(Implementation):
-    """`transformers`' BertForPreTraining, RobertaForMaskedLM or ModernBertForMaskedLM with PyTorch's attention, on
-    padded batches.
+    """`transformers`' BertForPreTraining, RobertaForMaskedLM or ModernBertForMaskedLM with PyTorch's attention, or
+    DebertaV2ForMaskedLM, which has its own, on padded batches.
 
     Args:
         config: of the same model in this project.
@@ -332,6 +332,8 @@ class Library(Implementation):
             return model.lm_head(rows), batch.row_labels, None
         if self.config.family == "modernbert":
             return model.decoder(model.head(rows)), batch.row_labels, None
+        if self.config.family == "deberta-v2":
+            return model.cls(rows), batch.row_labels, None
         return model.cls.predictions(rows), batch.row_labels, model.cls.seq_relationship(found.pooler_output)
 
 
@@ -505,16 +507,18 @@ def compile_layers(encoder: Any) -> None:
 
 
 def library_model(config: BertConfig, folder: Path, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """`transformers`' model with PyTorch's attention and the weights of a folder, and its optimiser."""
+    """`transformers`' model with the weights of a folder, and its optimiser; with PyTorch's attention where the library
+    has that for it."""
     from transformers import AutoModelForMaskedLM, AutoModelForPreTraining
     from transformers.utils import logging
 
     kind: Any = AutoModelForPreTraining if config.next_sentence else AutoModelForMaskedLM
+    attention = "eager" if config.has_relative_positions else "sdpa"
 
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # a bar of its own, which would stand between the figures
     try:
-        model = kind.from_pretrained(folder, local_files_only=True, attn_implementation="sdpa", dtype=torch.float32)
+        model = kind.from_pretrained(folder, local_files_only=True, attn_implementation=attention, dtype=torch.float32)
     finally:
         if shown:
             logging.enable_progress_bar()

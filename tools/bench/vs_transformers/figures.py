@@ -324,7 +324,8 @@ def _side(result: dict[str, Any]) -> SideFigures:
 def model_name(preset: str) -> str:
     """What a preset of `SideFigures` is called: "small" is BERT-small, "roberta-small" RoBERTa-small."""
     architecture, dash, size = preset.rpartition("-")
-    return f"{ {'roberta': 'RoBERTa', 'modernbert': 'ModernBERT'}[architecture] if dash else 'BERT' }-{size}"
+    names = {"roberta": "RoBERTa", "modernbert": "ModernBERT", "deberta-v2": "DeBERTa"}
+    return f"{names[architecture] if dash else 'BERT'}-{size}"
 
 
 def draw(results: Sequence[SideFigures]) -> Figure:

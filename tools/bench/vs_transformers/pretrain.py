@@ -307,8 +307,10 @@ _ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         **{**_MASKED_LM, "family": "modernbert", "encoder": "modern", "types": 0, "window": 65, "global_every": 3},
         **{"rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
     },
+    "deberta-v2": {**_MASKED_LM, "family": "deberta-v2", "types": 0},
 }
-"""What they have beside BERT's sizes (Liu et al. 2019, arXiv 1907.11692; Warner et al. 2024, arXiv 2412.13663)."""
+"""What they have beside BERT's sizes (Liu et al. 2019, arXiv 1907.11692; Warner et al. 2024, arXiv 2412.13663; He et
+al. 2021, arXiv 2006.03654)."""
 _WHY_WARMUP = (
     ": a contender's first step makes its optimiser's state, and may compile; timed, it would be compared with steps "
     "that do neither"
@@ -335,8 +337,9 @@ class LibraryCommand(Benchmark[Task]):
     """Time whole training steps (forward, backward, clipping, AdamW) of a model of transformers on padded batches and
     of this project's on packs of the same sequences, in turns, from the same weights."""
 
-    architecture: Literal["bert", "roberta", "modernbert"] = "bert"
-    """BertForPreTraining; or RobertaForMaskedLM or ModernBertForMaskedLM, which learn masked tokens alone."""
+    architecture: Literal["bert", "roberta", "modernbert", "deberta-v2"] = "bert"
+    """BertForPreTraining; or RobertaForMaskedLM, ModernBertForMaskedLM or DebertaV2ForMaskedLM, which learn masked
+    tokens alone."""
     presets: str = "small,base"
     """Sizes of BERT to measure, with commas; base of ModernBERT is ModernBERT-base."""
     precisions: str = "fp32,bf16"
@@ -486,6 +489,7 @@ class LibraryCommand(Benchmark[Task]):
             head_dim=config.hidden // config.heads,
             capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
             dropout=config.attention_dropout > 0,
+            relative=config.has_relative_positions,
             flash=self.flash_attention,
         )
         if self.flash_attention is not None and (refusals := SUPPORT["varlen"].refusals(facts)):

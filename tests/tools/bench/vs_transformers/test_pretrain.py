@@ -399,8 +399,8 @@ def test_sizes_of_the_other_architectures() -> None:
     assert [(each.family, each.next_sentence) for each in small] == [
         *(("bert", True), ("roberta", False), ("modernbert", False))
     ]
-    assert [model_name(each) for each in ("base", "roberta-base", "modernbert-tiny")] == [
-        *("BERT-base", "RoBERTa-base", "ModernBERT-tiny")
+    assert [model_name(each) for each in ("base", "roberta-base", "modernbert-tiny", "deberta-v2-base")] == [
+        *("BERT-base", "RoBERTa-base", "ModernBERT-tiny", "DeBERTa-base")
     ]
 
 
@@ -434,7 +434,7 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["roberta", "modernbert"])
+@pytest.mark.parametrize("architecture", ["roberta", "modernbert", "deberta-v2"])
 def test_other_architectures_have_the_same_loss(
     architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
