@@ -22,7 +22,7 @@ from models.bert.tasks import (
     Pooling,
 )
 from tensor3d import Cube, CubeShape, Linear3D
-from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.distributed.object_collectives import first_names, run_on_all_ranks
 from tensor3d.ops.products import onednn_is_faster
 from tools.corpus.tokenizers.base import InTexts, Tokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of
@@ -418,8 +418,16 @@ def _batch_tokens(config: BertConfig, cube: Cube) -> int:
 
 
 def _fill(weights: WeightSource, model: nn.Module, cube: Cube) -> None:
-    """Puts weights into a model that is not to learn."""
-    weights.fill(model, cube)
+    """Puts weights into a model that is not to learn.
+
+    Raises:
+        FloatingPointError: some are not finite, on every rank. What a model says need not show it: on CPUs PyTorch's
+            attention gives zeros for queries that are no numbers.
+    """
+    if spoilt := weights.fill(model, cube).spoilt:
+        raise FloatingPointError(
+            f"{weights.folder}: its weights are spoilt, {first_names(spoilt, 4)} not finite. Take another checkpoint."
+        )
     if onednn_is_faster():
         for layer in model.modules():
             if isinstance(layer, Linear3D) and not isinstance(layer.weight, DTensor):

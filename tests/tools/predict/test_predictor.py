@@ -430,6 +430,18 @@ def test_folders_for_something_else_are_refused_by_name(tmp_path: Path) -> None:
         load(wrapped, "fill-mask")
 
 
+def test_weights_that_are_not_finite_answer_nothing(tmp_path: Path) -> None:
+    """On CPUs PyTorch's attention gives zeros for queries that are no numbers, so that all answers look sound."""
+    folder = _of_library(tmp_path / "spoilt", "BertForMaskedLM")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.0.attention.self.query.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        FloatingPointError, match=r"spoilt: its weights are spoilt, bert\.layers\.0\.\S+ not finite\. Take"
+    ):
+        load(folder, "fill-mask")
+
+
 def test_pairs_need_a_type_for_the_second_text(tmp_path: Path) -> None:
     folder = _of_library(tmp_path / "one", "BertForSequenceClassification", type_vocab_size=1)
     model = load(folder, "classify")
