@@ -16,7 +16,7 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.config import CONFIG, head_dropout_from
 from models.bert.huggingface.param_names import LABELLED, part_of
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import all_gather_object, first_names
+from tensor3d.distributed.object_collectives import all_gather_object, check_copies, first_names
 from tensor3d.sharding.param_layout import local
 
 W = TypeVar("W", bound="WeightSource")
@@ -122,7 +122,8 @@ class WeightSource(ABC):
                 as they are.
 
         Raises:
-            ValueError: a tensor is missing or of another shape, or cannot be read; with its name, on every rank.
+            ValueError: a tensor is missing or of another shape, or cannot be read, or ranks that hold copies have read
+                different ones, as on machines with folders of their own; with its name, on every rank.
         """
         whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
         parameters: dict[str, Tensor] = dict(whole.named_parameters())
@@ -138,9 +139,20 @@ class WeightSource(ABC):
             torch.autograd.graph.increment_version(list(used.values()))
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
+        self._check_same(used, cube)
         spoilt = [name for name, parameter in used.items() if not local(parameter).detach().isfinite().all()]
         spoilt = sorted({name for each in all_gather_object(cube, spoilt) for name in each})
         return LoadReport(found=found, fresh=fresh, declined=declined, spoilt=tuple(spoilt), **left)
+
+    def _check_same(self, used: dict[str, Tensor], cube: Cube) -> None:
+        """Raises ValueError, on every rank, where ranks hold copies and have read different numbers."""
+        try:
+            check_copies(used, cube)
+        except ValueError as problem:
+            told = str(problem).partition(". ")[0]
+            raise ValueError(
+                f"{self.folder} is not the same for all ranks: {told}. Put one folder on all machines."
+            ) from None
 
     def _check_outputs(self, classifier: Tensor) -> None:
         if self.outputs is not None and classifier.shape[0] != self.outputs:

@@ -442,6 +442,30 @@ def test_weights_that_are_not_finite_answer_nothing(tmp_path: Path) -> None:
         load(folder, "fill-mask")
 
 
+def _loaded_on_hosts(folder: Path) -> str:
+    cube, here = Cube(1, 2, 1), Path.cwd()
+    try:
+        os.chdir(folder / f"host{cube.rank}")
+        load(Path("model"), "fill-mask", cube=cube)
+    except ValueError as refusal:
+        return str(refusal)
+    finally:
+        os.chdir(here)
+    return ""
+
+
+def test_machines_with_other_tokenizers_are_told(tmp_path: Path) -> None:
+    """Each rank cuts the texts for itself: into other pieces, or other numbers of them."""
+    folder = _of_library(tmp_path / "host0/model", "BertForMaskedLM")
+    shutil.copytree(folder, tmp_path / "host1/model")
+    assert run_ranks(2, _loaded_on_hosts, tmp_path) == ["", ""]
+    *pieces, one, other = (folder / "vocab.txt").read_text().splitlines()
+    (tmp_path / "host1/model/vocab.txt").write_text("\n".join((*pieces, other, one)) + "\n")
+    one, other = run_ranks(2, _loaded_on_hosts, tmp_path)
+    assert one == other
+    assert one.startswith("the tokenizer in model differs between ranks: rank 1 has ")
+
+
 def test_pairs_need_a_type_for_the_second_text(tmp_path: Path) -> None:
     folder = _of_library(tmp_path / "one", "BertForSequenceClassification", type_vocab_size=1)
     model = load(folder, "classify")

@@ -18,6 +18,7 @@ from torch import Tensor
 from models.bert import BertForPreTraining, BertModel, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.subject import original, same, settings_of, tensors_of, values, write
+from tests.ranks import run_ranks
 
 pytest.importorskip("transformers")
 
@@ -445,6 +446,29 @@ def test_weights_that_are_not_finite_are_told(model: Any, tmp_path: Path) -> Non
     assert "NOT FINITE in the folder, of which the model is useless: bert.layers.1.mlp" in report.in_words()
     weights = open_weights(write(tmp_path, tensors, settings_of(model)))
     assert weights.fill(BertModel(weights.config, cube), cube).spoilt == ()
+
+
+def _filled_on_hosts(folder: Path) -> str:
+    cube = Cube(1, 2, 1)
+    weights = open_weights(folder / f"host{cube.rank}")
+    try:
+        weights.fill(BertModel(weights.config, cube), cube)
+    except ValueError as refusal:
+        return str(refusal)
+    return ""
+
+
+def test_folders_of_machines_that_differ(model: Any, tmp_path: Path) -> None:
+    """Each rank reads its own parts: a model of two others would say something, and nothing would say so."""
+    tensors, norm = tensors_of(model), "bert.encoder.layer.1.output.LayerNorm.weight"
+    for host, scale in (("host0", 1.0), ("host1", 2.0)):
+        write(tmp_path / host, {**tensors, norm: tensors[norm] * scale}, settings_of(model))
+    one, other = run_ranks(2, _filled_on_hosts, tmp_path)
+    for said in (one, other):
+        assert (
+            "is not the same for all ranks: copies of bert.layers.1.mlp_norm.weight on ranks 0 and 1 differ. " in said
+        )
+        assert said.endswith("Put one folder on all machines.")
 
 
 def test_labels(tmp_path: Path) -> None:
