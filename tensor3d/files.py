@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
@@ -137,6 +137,16 @@ def read_file(path: Path) -> bytes:
     """Its content. Errors are those of `open_regular`."""
     with open_regular(path) as file, naming(path):
         return file.read()
+
+
+def broken_links(folder: Path, names: Iterable[str]) -> str:
+    """A sentence, after a space, where one of these names in a folder is a link to nothing, as in a copy of a cache
+    that left out what its links name; else empty. For messages about a file that is missing."""
+    for path in (folder / name for name in names):
+        if path.is_symlink() and not path.exists():
+            target = os.readlink(path)
+            return f" {path.name} is there as a link to {target}, which is not: copy what the links name, too (cp -rL)."
+    return ""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

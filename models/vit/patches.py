@@ -6,6 +6,7 @@ M/x rows of the plane
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from models.vit.config import VitConfig
 from tensor3d import Cube, Sequences, pack_padded
+from tensor3d.sharding.redistribute import raise_on_every_rank
 
 IGNORED = -100
 """The label of no image, as PyTorch has it."""
@@ -56,9 +58,15 @@ def pack_images(
         capacity: token slots of a pack, as in `pack_padded`.
 
     Raises:
-        ValueError: no images, labels that are no classes or not one for each, or an image that does not fit, named.
+        ValueError: no images, labels that are no classes or not one for each, or an image that does not fit, named;
+            with gradients, where other planes have other images, at the end of the backward pass. Until then all
+            images of the plane are nan.
     """
-    _check(images, labels, config)
+    try:
+        _check(images, labels, config, capacity)
+    except ValueError as problem:
+        raise_on_every_rank(str(problem), cube, alike=cube.shape.planes == 1, a_pass_follows=torch.is_grad_enabled())
+        images, labels = _spoilt(images, config)
     cut = [cut_patches(image, config.patch) for image in images]
     grids = [(image.shape[1] // config.patch, image.shape[2] // config.patch) for image in images]
     places = [torch.cartesian_prod(torch.arange(high), torch.arange(wide)) for high, wide in grids]
@@ -88,7 +96,16 @@ def cut_patches(image: Tensor, patch: int) -> Tensor:
     return squares.permute(1, 2, 0, 3, 4).reshape(-1, image.shape[0] * patch * patch)
 
 
-def _check(images: Sequence[Tensor], labels: Tensor, config: VitConfig) -> None:
+def _spoilt(images: Sequence[Tensor], config: VitConfig) -> tuple[list[Tensor], Tensor]:
+    """As many images, of one patch and of nothing that is a number, and their labels: so that the ranks of a plane that
+    was given others than can be packed come to the end of the step, where all raise."""
+    dtype = next((image.dtype for image in images if image.is_floating_point()), torch.get_default_dtype())
+    image = torch.full((config.channels, config.patch, config.patch), math.nan, dtype=dtype)
+    count = max(1, len(images))
+    return [image] * count, torch.zeros(count, dtype=torch.int64)
+
+
+def _check(images: Sequence[Tensor], labels: Tensor, config: VitConfig, capacity: int | None) -> None:
     if not len(images) or labels.shape != (len(images),):
         raise ValueError(
             f"each image needs a label, and a plane an image. Got {len(images)} images and labels of shape "
@@ -116,3 +133,9 @@ def _check(images: Sequence[Tensor], labels: Tensor, config: VitConfig) -> None:
             )
         if not image.is_floating_point():
             raise ValueError(f"images must be of a floating type, bytes scaled. Got {image.dtype} for image {number}.")
+        tokens = 1 + image.shape[1] * image.shape[2] // config.patch**2
+        if capacity is not None and tokens > capacity:
+            raise ValueError(
+                f"image {number} of shape {tuple(image.shape)} has {tokens} tokens with its class token, more than the "
+                f"capacity of {capacity}. Scale it, or raise the capacity."
+            )

@@ -80,14 +80,16 @@ class MixedPrecisionPolicy:
     type of the parameters (or fp32 at least); shards are converted before they travel.
 
     Raises:
-        ValueError: what is no floating-point type, an unknown scaling, FP8 beside another type than bf16, or a history
-            below 1.
+        ValueError: what is no floating-point type, or one of fewer than 16 bits, sums in fp16 where products are not,
+            an unknown scaling, FP8 beside another type than bf16, or a history below 1.
     """
 
     compute: torch.dtype | None = None
-    """Of products, hidden states and what travels between their ranks. None: the type of the parameters."""
+    """Of products, hidden states and what travels between their ranks. None: the type of the parameters. fp16 needs a
+    loss scale (`GradScaler`): without one, gradients below 6e-8 are 0, and nothing says so."""
     reduce: torch.dtype | None = None
-    """Of gradients of parameters while they are summed over ranks. None: the type of the parameters."""
+    """Of gradients of parameters while they are summed over ranks. None: the type of the parameters. fp16 beside
+    compute in fp16 alone, whose loss scale it needs, too."""
     fp8: Scaling | None = None
     """Linear layers multiply in FP8 (ops/fp8.py), with a scale for each row and column, or for each matrix, of what a
     rank multiplies: the forward product and the gradient of its input, and "tensorwise" that of its weight, too. All
@@ -105,6 +107,15 @@ class MixedPrecisionPolicy:
             dtype = getattr(self, name)
             if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
                 raise ValueError(f"{name} must be a floating-point type such as torch.bfloat16, or None. Got {dtype}.")
+            if dtype is not None and dtype.itemsize < 2:
+                remedy = " For products in FP8 there is `fp8`, beside compute=torch.bfloat16." * (name == "compute")
+                raise ValueError(f"{name} must have 16 bits at least, such as torch.bfloat16. Got {dtype}.{remedy}")
+        if self.reduce == torch.float16 and self.compute != torch.float16:
+            raise ValueError(
+                "reduce=torch.float16 needs compute=torch.float16, and with it a loss scale (GradScaler): a gradient "
+                "below 6e-8 is 0 in fp16, and one above 65,504 infinite. Got "
+                f"compute={self.compute}. Take reduce=torch.bfloat16, which has the range of fp32."
+            )
         if isinstance(self.fp8_history, bool) or not isinstance(self.fp8_history, int) or self.fp8_history < 1:
             raise ValueError(f"fp8_history must be a number of passes of at least 1. Got {self.fp8_history!r}.")
         if self.fp8 is None:

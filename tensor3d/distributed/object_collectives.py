@@ -145,13 +145,21 @@ def run_on_all_ranks(cube: Cube, action: Callable[[], T], *, kept: type[ValueErr
 
 def check_same_on_all_ranks(cube: Cube, what: str, value: str) -> None:
     """Raises ValueError on every rank unless all ranks have the same value."""
-    values = all_gather_object(cube, value)
-    different = [rank for rank, other in enumerate(values) if other != values[0]]
-    if different:
-        raise ValueError(
-            f"{what} differs between ranks: rank {different[0]} has {values[different[0]][:16]}, rank 0 "
-            f"{values[0][:16]}. Use the same files, and the same versions of Python, numpy and scipy, on all machines."
-        )
+    check_all_same_on_all_ranks(cube, {what: value})
+
+
+def check_all_same_on_all_ranks(cube: Cube, values: Mapping[str, str]) -> None:
+    """The same of several values by what they are, of which ranks may have others: the first that differs is named."""
+    by_rank = all_gather_object(cube, dict(values))
+    for what in dict.fromkeys(name for each in by_rank for name in each):
+        found = [each.get(what, "nothing") for each in by_rank]
+        different = [rank for rank, other in enumerate(found) if other != found[0]]
+        if different:
+            raise ValueError(
+                f"{what} differs between ranks: rank {different[0]} has {found[different[0]][:16]}, rank 0 "
+                f"{found[0][:16]}. Use the same files, and the same versions of Python, numpy and scipy, on all "
+                "machines."
+            )
 
 
 def check_copies(tensors: Mapping[str, Tensor], cube: Cube) -> None:

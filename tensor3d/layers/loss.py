@@ -18,9 +18,9 @@ from tensor3d.layers.norm_kernels import widened
 from tensor3d.ops.as_type import as_type
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.row_chunks import chunk_rows, is_host_readable, iter_row_chunks
-from tensor3d.sharding.activation_layout import Face, check_face
+from tensor3d.sharding.activation_layout import Face, check_face, other
 from tensor3d.sharding.layout_checks import check_floating_point, check_origin
-from tensor3d.sharding.redistribute import places_in
+from tensor3d.sharding.redistribute import places_in, raise_on_every_rank
 
 IGNORED = -100
 """A label that counts for nothing."""
@@ -44,7 +44,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
         Sum the losses over rows with `all_reduce_replicated(..., cube.over("data", "x", other(face)))`.
 
     Raises:
-        ValueError: local shapes that do not fit, or (on the CPU) a label that is none; on a device its loss is nan.
+        ValueError: local shapes that do not fit, or (on the CPU) a label that is none; with gradients, where other
+            ranks have other rows, at the end of the backward pass. Until then, and on a device, its loss is nan.
     """
     check_face(face)
     axis = cube.axis(face)
@@ -62,7 +63,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, vocab: int, cube: Cube, face: 
         right = (labels == labels.clamp(0, vocab - 1)) | (labels == IGNORED)
         if not right.all():
             wrong = int(labels[~right][0])
-            raise ValueError(f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {wrong}.")
+            text = f"labels must be at least 0 and below {vocab}, or {IGNORED}. Got {wrong}."
+            alike = cube.shape.planes * cube.axis(other(face)).size == 1
+            raise_on_every_rank(
+                text, cube, alike=alike, a_pass_follows=torch.is_grad_enabled() and logits.requires_grad
+            )
     return _CrossEntropy.apply(logits, labels, vocab, cube, face)
 
 

@@ -97,11 +97,23 @@ def check_numbers(what: str, numbers: Tensor, below: int, cube: Cube, lowest: in
     if least >= lowest and most < below:
         return numbers, None
     wrong = f"{what} must be at least {lowest} and below {below}. Got values from {least} to {most}."
-    if cube.shape.planes == 1 or cube.ledger.agreement is None or not torch.is_grad_enabled():
-        raise ValueError(wrong)
-    cube.ledger.agreement.tell(wrong)
+    raise_on_every_rank(wrong, cube, alike=cube.shape.planes == 1, a_pass_follows=torch.is_grad_enabled())
     outside = (numbers < lowest) | (numbers >= below)
     return numbers.masked_fill(outside, lowest), outside
+
+
+def raise_on_every_rank(wrong: str, cube: Cube, *, alike: bool, a_pass_follows: bool) -> None:
+    """Raises ValueError with what is `wrong` with values of this rank; where others have other values, and so cannot
+    know of it, the next backward pass raises it, on all of them (`UseAgreement.tell`). What is made of such values
+    until then is to be nan.
+
+    Args:
+        alike: whether all ranks have these values, and raise it now.
+        a_pass_follows: whether a backward pass may follow. Where none does, this rank raises, maybe alone.
+    """
+    if alike or cube.ledger.agreement is None or not a_pass_follows:
+        raise ValueError(wrong)
+    cube.ledger.agreement.tell(wrong)
 
 
 def spoil(rows: Tensor, outside: Tensor | None, cube: Cube, face: Face) -> Tensor:

@@ -112,6 +112,24 @@ def test_what_is_no_type_is_refused(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"reduce": torch.float16}, r"needs compute=torch\.float16.*GradScaler.*Got compute=None\. Take .*bfloat16"),
+        ({"reduce": torch.float16, "compute": torch.bfloat16}, r"Got compute=torch\.bfloat16"),
+        ({"reduce": torch.float8_e5m2}, r"reduce must have 16 bits at least.*Got torch\.float8_e5m2\.$"),
+        ({"compute": torch.float8_e4m3fn}, r"compute must have 16 bits at least.*Got .*FP8 there is `fp8`, beside"),
+    ],
+)
+def test_types_in_which_gradients_would_be_lost_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MixedPrecisionPolicy(**wrong)
+
+
+def test_sums_in_fp16_come_with_products_in_fp16() -> None:
+    assert MixedPrecisionPolicy(compute=torch.float16, reduce=torch.float16).reduced(torch.float32) == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
         (
             {"compute": torch.bfloat16, "fp8": "blockwise"},
             r"one of rowwise, tensorwise, delayed, or None\. Got 'blockwise'",

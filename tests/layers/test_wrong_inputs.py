@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,10 @@ from torch import Tensor
 
 import tensor3d as t3d
 from tensor3d import Cube, Sequences
+from tests.ranks import run_ranks
+from tests.single_device_reference import fast_alone
 
-CUBE, SEQUENCES, H = Cube(1, 1, 1), Sequences.from_lengths([4]), 8
+CUBE, SEQUENCES, H = Cube.single(), Sequences.from_lengths([4]), 8
 CUBE.manual_seed(0)
 LINEAR = t3d.Linear3D(H, H, CUBE)
 READERS: dict[str, Callable[[Tensor], object]] = {
@@ -69,3 +72,44 @@ def test_dropout_takes_any_shape_of_numbers_that_can_be_scaled() -> None:
 def test_values_beside_an_activation_are_checked_too(call: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         call()
+
+
+def _a_bad_label_of_one_rank(shape: tuple[int, int, int, int]) -> tuple[list[str], float, bool]:
+    cube = Cube(*shape)
+    cube.manual_seed(0)
+    embedding, head = t3d.Embedding3D(5, H, cube), t3d.Projection3D(H, 5, cube)
+    bad, good = torch.tensor([4, 5]), torch.tensor([4, -100])
+
+    def loss(labels: Tensor) -> Tensor:
+        logits = head(embedding(torch.arange(2 * cube.shape.z)))
+        losses, _ = t3d.cross_entropy(logits, labels, 5, cube)
+        return t3d.all_reduce_replicated(losses.sum(), cube.over("data", "x", "z"))
+
+    messages = []
+    found = loss(bad if cube.rank == 1 else good)
+    for call in (found.backward, lambda: t3d.cross_entropy(torch.ones(2, 5), bad, 5, cube)):
+        try:
+            call()
+        except ValueError as refusal:
+            messages.append(str(refusal))
+    cube.ledger.discard()
+    again = loss(good)
+    again.backward()
+    return messages, found.item(), math.isfinite(again.item())
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 1, 2, 1), (1, 1, 1, 2), (2, 1, 1, 1)))
+def test_a_bad_label_of_one_rank_is_refused_on_every_rank(shape: tuple[int, int, int, int]) -> None:
+    """Ranks have rows of their own along x, data and the axis of the face: were it refused where it is seen, the others
+    would wait in their next sum."""
+    one, other = run_ranks(2, _a_bad_label_of_one_rank, shape, timeout=20)
+    messages, loss, good_again = one
+    assert messages == other[0]
+    assert messages == [
+        "rank 1: labels must be at least 0 and below 5, or -100. Got 5.",
+        "labels must be at least 0 and below 5, or -100. Got 5.",  # of what needs no gradient, on either for itself
+    ]
+    assert math.isnan(loss)
+    assert math.isnan(other[1])
+    assert good_again
+    assert other[2]

@@ -247,6 +247,67 @@ def test_refusals(image: Tensor | None, label: float, message: str) -> None:
         pack_images(made, torch.tensor([0, label]), Cube.single(), config())
 
 
+def test_an_image_beyond_the_capacity_is_named() -> None:
+    made = [torch.zeros(2, 8, 8), torch.zeros(2, 12, 8)]
+    with pytest.raises(ValueError, match=r"image 1 of shape \(2, 12, 8\) has 7 tokens .*capacity of 6. Scale it"):
+        pack_images(made, torch.tensor([0, 1]), Cube.single(), config(), capacity=6)
+
+
+def _bad_images_of_one_plane() -> tuple[list[str], list[float], bool]:
+    """What is wrong with the second rank's images: a label, a side, a type, too many tokens, none at all."""
+    cube = Cube(1, 1, 1, data=2)
+    cube.manual_seed(0)
+    model = Vit(config(), cube)
+    good = [torch.ones(2, 8, 8)], torch.tensor([0])
+    bad = {
+        "label": (good[0], torch.tensor([5])),
+        "side": ([torch.ones(2, 8, 9)], good[1]),
+        "type": ([torch.ones(2, 8, 8, dtype=torch.uint8)], good[1]),
+        "capacity": ([torch.ones(2, 12, 12)], good[1]),
+        "none": ([], good[1][:0]),
+    }
+    messages, losses = [], []
+    for images, labels in bad.values():
+        batch = pack_images(*((images, labels) if cube.rank == 1 else good), cube, config(), capacity=6)
+        loss = model(batch, 2).loss
+        losses.append(loss.item())
+        try:
+            loss.backward()
+        except ValueError as refusal:
+            messages.append(str(refusal))
+        cube.ledger.discard()
+        model.zero_grad()
+    try:
+        with torch.no_grad():
+            pack_images(*bad["label"], cube, config())
+    except ValueError as refusal:
+        messages.append(str(refusal))
+    loss = model(pack_images(*good, cube, config(), capacity=6), 2).loss
+    loss.backward()
+    return messages, losses, math.isfinite(loss.item())
+
+
+def test_bad_images_of_one_plane_are_refused_on_every_rank() -> None:
+    """The others have good ones, and would wait for a rank that stops where they are packed."""
+    one, other = run_ranks(2, _bad_images_of_one_plane, timeout=20)
+    messages, losses, good_again = one
+    assert messages == other[0]
+    wanted = (
+        "rank 1: labels must be at least 0 and below 5",
+        "rank 1: images must have the shape (2, height, width)",
+        "rank 1: images must be of a floating type",
+        "rank 1: image 0 of shape (2, 12, 12) has 10 tokens",
+        "rank 1: each image needs a label, and a plane an image",
+        "labels must be at least 0 and below 5",  # without gradients, on either for itself
+    )
+    assert len(messages) == len(wanted)
+    for message, begin in zip(messages, wanted, strict=True):
+        assert message.startswith(begin)
+    assert all(map(math.isnan, losses + other[1]))
+    assert good_again
+    assert other[2]
+
+
 def test_a_step_without_images_is_refused() -> None:
     model = Vit(config(), Cube.single())
     with pytest.raises(ValueError, match=r"images must be at least 1, those of a step\. Got 0"):

@@ -30,7 +30,7 @@ from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.data.masking import SpecialTokens
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
-from tensor3d.files import nearest
+from tensor3d.files import broken_links, nearest
 from tensor3d.sharding.activation_layout import Face
 from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.corpus.quick.prepare import draft_of
@@ -227,7 +227,8 @@ class FromHuggingFace(CubeCommand):
 def check_is_library(folder: Path) -> None:
     """Raises ValueError for a folder that is none of the Hugging Face library's."""
     if folder.is_dir() and not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder. Name one, with all of its files.")
+        told = broken_links(folder, (CONFIG,)) or " Name one, with all of its files."
+        raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder.{told}")
 
 
 def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
@@ -303,6 +304,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
         ("found", ", ".join(("encoder", *filled.found))),
         ("not there", f"{', '.join(lacking)}: fresh in a model that has them" if lacking else "nothing is missing"),
         ("not used", ", ".join(filled.unused) if filled.unused else "nothing"),
+        *([("NOT FINITE", f"{_some(filled.spoilt)}: such a model is useless; get another")] if filled.spoilt else []),
         *([("rounded", f"{_some(filled.rounded)}: fp64 in the folder, fp32 here")] if filled.rounded else []),
         *([("no weights", f"{_some(buffers)}: left out, and made anew by the library")] if buffers else []),
         *_sentences(command.source),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.reader import file_tensors
 from tensor3d import Cube, CubeShape
 from tensor3d.checkpoint.format import CHECKSUMS
+from tensor3d.distributed.object_collectives import check_all_same_on_all_ranks, run_on_all_ranks
 from tensor3d.files import check_folder, read_file, remove
 from tools.common.cli import recipe_among
 from tools.common.files import parsed_json
@@ -219,6 +221,28 @@ def _settings(command: FinetuneCommand, source: Path | None) -> dict[str, Any]:
     }
 
 
+def check_same_settings(command: FinetuneCommand, source: str | None, cube: Cube) -> None:
+    """Compares what ranks read each for itself: recipe and options, files, tokenizer and model. Weights are compared by
+    what their folder says of them, and not read whole by every rank.
+
+    Raises:
+        ValueError: some differ, as between machines whose copies are of different days; on every rank, with what. Else
+            steps would be of other texts than the ranks agree on, and end in a failed collective, or not at all.
+    """
+
+    def read() -> dict[str, str]:
+        model = (
+            _hash_of_vocab(command.settings.model) if source is None else _hashes_of_model(Path(source), whole=False)
+        )
+        return {
+            "the recipe, with the options": _short(json.dumps(_sections(command.settings), sort_keys=True)),
+            **{f"the content of {path}": _hash(path) for path in command.inputs()},
+            **{f"the {name} to begin with": _short(value) for name, value in model.items()},
+        }
+
+    check_all_same_on_all_ranks(cube, run_on_all_ranks(cube, read))
+
+
 def _sections(recipe: FinetuneConfig) -> dict[str, Any]:
     sections = recipe.to_dict()
     for name in ("seeds", "tokens_per_rank"):
@@ -226,12 +250,17 @@ def _sections(recipe: FinetuneConfig) -> dict[str, Any]:
     return sections
 
 
-def _hashes_of_model(source: Path) -> dict[str, str]:
-    """Of all that is taken from a folder. A checkpoint is known by its checksums, with which it is compared anyway."""
+def _hashes_of_model(source: Path, *, whole: bool = True) -> dict[str, str]:
+    """Of all that is taken from a folder. A checkpoint is known by its checksums, with which it is compared anyway.
+
+    Args:
+        whole: weights without checksums count, too.
+    """
     if (source / CHECKSUMS).is_file():
         files = [model_folder_of(source) / MODEL, source / CHECKSUMS]
     else:
-        files = [source / CONFIG, *sorted({tensor.path for tensor in file_tensors(source).values()})]
+        weights = file_tensors(source).values() if whole else ()
+        files = [source / CONFIG, *sorted({tensor.path for tensor in weights})]
     tokenizer = tokenizers_in(source)[0]
     # What BERT does by itself was not named in runs of before.
     accents = f" strip_accents={tokenizer.strip_accents}" if tokenizer.has_accents_of_its_own else ""
@@ -247,6 +276,10 @@ def _hash_of_vocab(model: ModelSection) -> dict[str, str]:
     path = Path(model.vocab)
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     return {"tokenizer": " ".join(map(_hash, files))}
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _hash(file: Path) -> str:

@@ -37,7 +37,7 @@ from tools.common.log import progress
 from tools.common.machine import write_json
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS
 from tools.finetune.init_model import InitModel, open_start
-from tools.finetune.job import SETTINGS, FinetuneCommand, drop_settings, keep_settings
+from tools.finetune.job import SETTINGS, FinetuneCommand, check_same_settings, drop_settings, keep_settings
 from tools.finetune.metrics import summary
 from tools.finetune.model_card import CARD, model_card, predicted_by
 from tools.finetune.pictures import draw_curves
@@ -239,6 +239,7 @@ def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
     try:
         model = dataclasses.replace(recipe.model, start_from=source)
         start = open_start(model, command.max_length, folder, cube, pairs=command.pairs)
+        check_same_settings(command, source, cube)
         task = run_on_all_ranks(cube, lambda: command.make_task(start.tokenizer, cube))
     except BaseException:
         drop_settings(folder)  # on every rank: one that ends may take the others with it

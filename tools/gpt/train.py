@@ -25,7 +25,7 @@ from tensor3d import Cube, CubeShape, checkpoint
 from tensor3d.checkpoint import Checkpoints
 from tensor3d.data import IndexedDataset, SpecialTokens
 from tensor3d.data.packed_batch import check_rows, fit_packs_per_rank
-from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
+from tensor3d.distributed.object_collectives import check_same_on_all_ranks, run_on_all_ranks, run_on_rank0
 from tensor3d.files import check_folder, read_file, remove, what_is_wrong
 from tensor3d.optim import AdamW, LRSchedule, decay_groups
 from tensor3d.packing import StreamPacker
@@ -374,7 +374,9 @@ def _corpus(command: TrainCommand, cube: Cube) -> Corpus:
         ),
         any_time=True,
     )
-    return run_on_all_ranks(cube, lambda: load_corpus(folder))
+    corpus = run_on_all_ranks(cube, lambda: load_corpus(folder))
+    check_same_on_all_ranks(cube, f"the corpus in {folder}", corpus.info.fingerprint)
+    return corpus
 
 
 def _write_begun(command: TrainCommand, corpus: Corpus) -> None:

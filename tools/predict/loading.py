@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from models.bert.tasks import (
     Pooling,
 )
 from tensor3d import Cube, CubeShape, Linear3D
-from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.distributed.object_collectives import check_all_same_on_all_ranks, first_names, run_on_all_ranks
 from tensor3d.ops.products import onednn_is_faster
 from tools.corpus.tokenizers.base import InTexts, Tokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of
@@ -208,6 +209,8 @@ def load(
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(opened.folder))
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
+    if cube.shape.ranks > 1:
+        check_all_same_on_all_ranks(cube, _read_by_each(weights, tokenizer))
     source = _Source(
         opened=opened,
         cube=cube,
@@ -417,9 +420,27 @@ def _batch_tokens(config: BertConfig, cube: Cube) -> int:
     return max(least, min(most, _BATCH_NUMBERS // config.inner_size)) * cube.shape.ranks
 
 
+def _read_by_each(weights: WeightSource, tokenizer: Tokenizer) -> dict[str, str]:
+    """Of what a rank reads for itself, and lays out texts by: what it is, and a hash."""
+    said = (weights.config, weights.heads, weights.outputs, weights.labels, weights.problem)
+    pieces = tokenizer.pieces(list(range(tokenizer.vocab_size)))
+    return {
+        f"{what} in {weights.folder}": hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+        for what, value in (("the model", said), ("the tokenizer", pieces))
+    }
+
+
 def _fill(weights: WeightSource, model: nn.Module, cube: Cube) -> None:
-    """Puts weights into a model that is not to learn."""
-    weights.fill(model, cube)
+    """Puts weights into a model that is not to learn.
+
+    Raises:
+        FloatingPointError: some are not finite, on every rank. What a model says need not show it: on CPUs PyTorch's
+            attention gives zeros for queries that are no numbers.
+    """
+    if spoilt := weights.fill(model, cube).spoilt:
+        raise FloatingPointError(
+            f"{weights.folder}: its weights are spoilt, {first_names(spoilt, 4)} not finite. Take another checkpoint."
+        )
     if onednn_is_faster():
         for layer in model.modules():
             if isinstance(layer, Linear3D) and not isinstance(layer.weight, DTensor):

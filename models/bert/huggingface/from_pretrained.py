@@ -28,6 +28,7 @@ from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.checkpoint.state import MODEL
 from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.files import broken_links
 
 # --- Weights of a folder that this project has written: model.json and the newest checkpoint beside it ----------------
 
@@ -155,7 +156,7 @@ def open_weights(folder: Path | str) -> WeightSource:
         raise ValueError(f"{folder} is no model, but holds some: {', '.join(inside)}. Name one: {folder / inside[0]}.")
     raise ValueError(
         f"{folder} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor {CONFIG} "
-        f"(a Hugging Face model).{instead(folder)}"
+        f"(a Hugging Face model).{broken_links(folder, (MODEL_JSON, CONFIG)) or instead(folder)}"
     )
 
 

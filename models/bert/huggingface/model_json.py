@@ -26,7 +26,7 @@ from tensor3d.files import draft, read_file
 def read_object(path: Path) -> dict[str, Any]:
     """Raises ValueError, with the file's name, where there is no JSON object in it."""
     try:
-        content = json.loads(read_file(path).decode())
+        content = json.loads(read_file(path).decode("utf-8-sig"))  # editors of Windows begin with a byte order mark
     except (ValueError, RecursionError) as problem:  # ValueError: no UTF-8 and no JSON
         raise ValueError(f"{path} is no JSON: {problem}. Get it again from where the folder is from.") from None
     if not isinstance(content, dict):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +31,8 @@ from models.bert.huggingface.model_json import read_object
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF
-from tensor3d.distributed.object_collectives import run_on_all_ranks
-from tensor3d.files import open_regular
+from tensor3d.distributed.object_collectives import first_names, run_on_all_ranks
+from tensor3d.files import broken_links, open_regular
 from tensor3d.sharding.param_layout import local, local_slices
 
 # --- The tensors of a Hugging Face folder, in whichever of the usual files they are; read slice by slice --------------
@@ -73,10 +75,30 @@ def file_tensors(folder: Path) -> dict[str, FileTensor]:
     """
     found = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
     if found is None:
-        raise ValueError(f"{folder} has no weights. It needs one of {', '.join(WEIGHT_FILES)}.")
+        raise ValueError(f"{folder} has no weights. It needs one of {', '.join(WEIGHT_FILES)}.{_there_instead(folder)}")
     if found.name.endswith(".index.json"):
         return _of_index(found)
     return _of_file(found)
+
+
+_SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+
+
+def _there_instead(folder: Path) -> str:
+    """A sentence, after a space, of what a folder without weights has in their place, and what to do; maybe empty."""
+    if told := broken_links(folder, WEIGHT_FILES):
+        return told
+    names = sorted(each.name for each in folder.iterdir())
+    if parts := [name for name in names if _SHARD.fullmatch(name)]:
+        index = f"{_SAFE if parts[0].endswith('.safetensors') else _PICKLED}.index.json"
+        return f" It has {first_names(parts, 2)}, parts of weights without their {index}: get that, too."
+    if any(name in _ADAPTERS for name in names):
+        return " It has an adapter alone. Merge that into the model it was trained on (PEFT's merge_and_unload) first."
+    others = (".safetensors", ".bin", ".pt", ".h5", ".msgpack", ".gguf", ".onnx", ".ckpt", ".index")
+    if found := [name for name in names if name.endswith(others)]:
+        return f" It has {first_names(found, 2)}, which is not looked into: get the weights as {_SAFE}."
+    return ""
 
 
 @contextmanager
@@ -143,22 +165,23 @@ _DAMAGE = (RuntimeError, EOFError, ValueError, LookupError, TypeError, Attribute
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         _check_packing(path)
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as problem:
-            if "mmap" not in str(problem):
-                raise
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of what is no file of weights: what is wrong with it is said below
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as problem:
+                if "mmap" not in str(problem):
+                    raise
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
-        first = str(problem).partition("\n")[0]
         raise ValueError(
-            f"{path} is no file of weights alone, or is damaged, and nothing in it is run: {first} Get the weights as "
-            "safetensors."
+            f"{path} is no file of weights alone, or is damaged, and nothing in it is run{_what_is_in(problem)}. Get "
+            "the weights as safetensors."
         ) from None
     except FileNotFoundError:
         raise
     except _DAMAGE as problem:
-        first = str(problem).partition("\n")[0]
+        first = str(problem).partition("\n")[0].rstrip(".")
         raise ValueError(f"{path} is cut off or damaged: {first}. Get it again.") from None
     if not isinstance(content, dict) or not all(isinstance(k, str) and _is_whole(v) for k, v in content.items()):
         raise ValueError(
@@ -166,6 +189,12 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
             "safetensors."
         )
     return content
+
+
+def _what_is_in(problem: pickle.UnpicklingError) -> str:
+    """What PyTorch says of it, without its advice on how to run it nevertheless."""
+    told = str(problem).partition("WeightsUnpickler error: ")[2].partition("\n")[0].partition(". ")[0].rstrip(".")
+    return f": {told}" if told else ""
 
 
 def _check_packing(path: Path) -> None:
@@ -364,7 +393,8 @@ class HFWeights(WeightSource):
         found = self._tensors[self._names[name]]
         if found.dtype not in FLOATS:
             raise ValueError(
-                f"{found.path}: {self._names[name]} is of type {found.dtype}, and one of {', '.join(FLOATS)} is needed."
+                f"{found.path}: {self._names[name]} is of type {found.dtype}, and one of {', '.join(FLOATS)} is "
+                "needed. Get the model as it was before it was quantised, or write its weights in one of these."
             )
         if found.shape == needed:
             return

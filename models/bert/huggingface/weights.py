@@ -16,7 +16,8 @@ from models.bert.config import BertConfig
 from models.bert.huggingface.config import CONFIG, head_dropout_from
 from models.bert.huggingface.param_names import LABELLED, part_of
 from tensor3d import Cube
-from tensor3d.distributed.object_collectives import first_names
+from tensor3d.distributed.object_collectives import all_gather_object, check_copies, first_names
+from tensor3d.sharding.param_layout import local
 
 W = TypeVar("W", bound="WeightSource")
 
@@ -35,6 +36,8 @@ class LoadReport:
     """Those of `fresh` that the folder has, and that were not to be taken (`WeightSource.only`)."""
     rounded: tuple[str, ...] = ()
     """Tensors of the folder in fp64 that were rounded to the model's type."""
+    spoilt: tuple[str, ...] = ()
+    """Parameters of the model that are not finite now, as they are not in the folder: it is good for nothing."""
 
     def in_words(self) -> str:
         """One line for the user."""
@@ -45,6 +48,8 @@ class LoadReport:
             told.append(f"not taken from the folder, so as initialised: {', '.join(self.declined)}")
         if self.rounded:
             told.append(f"fp64 in the folder, so rounded: {first_names(self.rounded, 4)}")
+        if self.spoilt:
+            told.append(f"NOT FINITE in the folder, of which the model is useless: {first_names(self.spoilt, 4)}")
         if self.unused:
             told.append(f"in the folder, but not of this model: {first_names(self.unused, 4)}")
         return "; ".join(told)
@@ -117,7 +122,8 @@ class WeightSource(ABC):
                 as they are.
 
         Raises:
-            ValueError: a tensor is missing or of another shape, or cannot be read; with its name, on every rank.
+            ValueError: a tensor is missing or of another shape, or cannot be read, or ranks that hold copies have read
+                different ones, as on machines with folders of their own; with its name, on every rank.
         """
         whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
         parameters: dict[str, Tensor] = dict(whole.named_parameters())
@@ -133,7 +139,20 @@ class WeightSource(ABC):
             torch.autograd.graph.increment_version(list(used.values()))
         fresh = tuple(sorted(wanted - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
-        return LoadReport(found=found, fresh=fresh, declined=declined, **left)
+        self._check_same(used, cube)
+        spoilt = [name for name, parameter in used.items() if not local(parameter).detach().isfinite().all()]
+        spoilt = sorted({name for each in all_gather_object(cube, spoilt) for name in each})
+        return LoadReport(found=found, fresh=fresh, declined=declined, spoilt=tuple(spoilt), **left)
+
+    def _check_same(self, used: dict[str, Tensor], cube: Cube) -> None:
+        """Raises ValueError, on every rank, where ranks hold copies and have read different numbers."""
+        try:
+            check_copies(used, cube)
+        except ValueError as problem:
+            told = str(problem).partition(". ")[0]
+            raise ValueError(
+                f"{self.folder} is not the same for all ranks: {told}. Put one folder on all machines."
+            ) from None
 
     def _check_outputs(self, classifier: Tensor) -> None:
         if self.outputs is not None and classifier.shape[0] != self.outputs:

@@ -284,6 +284,9 @@ def test_what_cannot_be_converted_is_told(library: Path, tmp_path: Path, capsys:
     assert "is a file" in refused(capsys, "from-hf", library, full / "file")
     assert "is not there: a model is a folder" in refused(capsys, "from-hf", tmp_path / "nowhere", nothing)
     assert "has no config.json: it is no Hugging Face folder" in refused(capsys, "from-hf", full, nothing)
+    (full / "config.json").symlink_to("../../blobs/4d7a")
+    assert "a link to ../../blobs/4d7a, which is not: copy what" in refused(capsys, "from-hf", full, nothing)
+    (full / "config.json").unlink()
     assert "is no folder of a model" in refused(capsys, "to-hf", full, nothing)
     told = refused(capsys, "from-hf", library, nothing, "--cube", "1x2x1")
     assert "--nproc-per-node=2 -m tools.convert from-hf" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from models.bert.huggingface import write_model_json
 from models.bert.tasks import BertForSequenceClassification
 from tensor3d import Cube
 from tensor3d.checkpoint import Checkpoints
+from tests.ranks import run_ranks
 from tools.corpus.tokenizers import install_tokenizer
 from tools.finetune.__main__ import ClassifyCommand, RegressCommand, TextConfig
 from tools.finetune.config import ModelSection
 from tools.finetune.data import TextData
-from tools.finetune.job import drop_settings, keep_settings
+from tools.finetune.job import check_same_settings, drop_settings, keep_settings
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]
 
@@ -137,3 +139,42 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCAB[:5], "bad", "good"]) + "\n")
     with pytest.raises(ValueError, match=r"other settings: weights\.tokenizer"):
         keep_settings(given)
+
+
+def _told_on_hosts(folders: dict[str, Path]) -> list[str]:
+    """What ranks say whose machines have folders of their own, and the same command."""
+    cube, here, told = Cube(data=2), Path.cwd(), []
+    try:
+        for what, folder in folders.items():
+            os.chdir(folder / f"host{cube.rank}")
+            more = {"dropout": 0.1} if what == "recipe" and cube.rank == 1 else {}
+            try:
+                check_same_settings(command(Path(), **{"vocab": "vocab.txt", **more}), None, cube)  # type: ignore[arg-type]
+                told.append("")
+            except ValueError as refusal:
+                told.append(str(refusal))
+    finally:
+        os.chdir(here)
+    return told
+
+
+def test_machines_with_other_files_are_told_before_a_step(tmp_path: Path) -> None:
+    """Each rank reads for itself, and lays out steps from what it has read: they would meet in unlike collectives."""
+    folders = {what: tmp_path / what for what in ("alike", "dev", "unreadable", "recipe")}
+    for folder in folders.values():
+        for host in ("host0", "host1"):
+            (folder / host).mkdir(parents=True)
+            command(folder / host)
+    with (folders["dev"] / "host1/dev.tsv").open("a") as file:
+        file.write("good\t0\n")
+    (folders["unreadable"] / "host1/train.tsv").unlink()
+    (folders["unreadable"] / "host1/train.tsv").mkdir()
+    one, other = run_ranks(2, _told_on_hosts, folders)
+    assert one == other
+    alike, dev, unreadable, recipe = one
+    assert alike == ""
+    assert dev.startswith("the content of dev.tsv differs between ranks: rank 1 has ")
+    assert dev.endswith("on all machines.")
+    assert unreadable.startswith("rank 1: ")
+    assert "train.tsv cannot be read or written: Is a directory" in unreadable
+    assert recipe.startswith("the recipe, with the options differs between ranks: rank 1 has ")

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from tensor3d import Cube
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tools.gpt.__main__ import main
-from tools.gpt.train import GptTrainer, packs_of, texts_of
+from tools.gpt.train import GptTrainer, TrainCommand, _corpus, packs_of, texts_of
 
 Shape = tuple[int, int, int, int]
 SPECIAL = SpecialTokens(vocab_size=67, pad=0, cls=2, sep=3, mask=4)
@@ -65,6 +66,37 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "held out" in told
     assert f"python -m tools.gpt generate {folder}" in told
     return folder
+
+
+def corpora_of_hosts(folder: Path, text: Path) -> list[str]:
+    """What ranks say whose machines have folders of their own, and the same command."""
+    cube, here, told = Cube(data=2), Path.cwd(), []
+    try:
+        os.chdir(folder / f"host{cube.rank}")
+        for corpus in ("alike", "other"):
+            try:
+                told.append(
+                    _corpus(TrainCommand(source=str(text), vocab_size=67, corpus=Path(corpus)), cube).info.source
+                )
+            except ValueError as refusal:
+                told.append(str(refusal))
+    finally:
+        os.chdir(here)
+    return told
+
+
+@pytest.mark.slow
+def test_machines_with_other_corpora_are_told_before_a_step(run: Path, recipe: Path, tmp_path: Path) -> None:
+    assert run.is_dir(), "the corpus is prepared"
+    for host, corpus in ((host, corpus) for host in ("host0", "host1") for corpus in ("alike", "other")):
+        shutil.copytree(recipe.parent / "gpt-corpus", tmp_path / host / corpus)
+    changed = tmp_path / "host1/other/corpus.json"
+    facts = json.loads(changed.read_text())
+    changed.write_text(json.dumps(facts | {"fingerprint": "0" * 32}))
+    one, other = run_ranks(2, corpora_of_hosts, tmp_path, recipe.parent / "text.txt")
+    assert one == other
+    assert not one[0].startswith("the corpus")
+    assert one[1].startswith("the corpus in other differs between ranks: rank 1 has 0000000000000000, rank 0 ")
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), pytest.param((2, 1, 2, 2), marks=pytest.mark.slow)], ids=name_of)

@@ -430,6 +430,42 @@ def test_folders_for_something_else_are_refused_by_name(tmp_path: Path) -> None:
         load(wrapped, "fill-mask")
 
 
+def test_weights_that_are_not_finite_answer_nothing(tmp_path: Path) -> None:
+    """On CPUs PyTorch's attention gives zeros for queries that are no numbers, so that all answers look sound."""
+    folder = _of_library(tmp_path / "spoilt", "BertForMaskedLM")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.0.attention.self.query.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        FloatingPointError, match=r"spoilt: its weights are spoilt, bert\.layers\.0\.\S+ not finite\. Take"
+    ):
+        load(folder, "fill-mask")
+
+
+def _loaded_on_hosts(folder: Path) -> str:
+    cube, here = Cube(1, 2, 1), Path.cwd()
+    try:
+        os.chdir(folder / f"host{cube.rank}")
+        load(Path("model"), "fill-mask", cube=cube)
+    except ValueError as refusal:
+        return str(refusal)
+    finally:
+        os.chdir(here)
+    return ""
+
+
+def test_machines_with_other_tokenizers_are_told(tmp_path: Path) -> None:
+    """Each rank cuts the texts for itself: into other pieces, or other numbers of them."""
+    folder = _of_library(tmp_path / "host0/model", "BertForMaskedLM")
+    shutil.copytree(folder, tmp_path / "host1/model")
+    assert run_ranks(2, _loaded_on_hosts, tmp_path) == ["", ""]
+    *pieces, one, other = (folder / "vocab.txt").read_text().splitlines()
+    (tmp_path / "host1/model/vocab.txt").write_text("\n".join((*pieces, other, one)) + "\n")
+    one, other = run_ranks(2, _loaded_on_hosts, tmp_path)
+    assert one == other
+    assert one.startswith("the tokenizer in model differs between ranks: rank 1 has ")
+
+
 def test_pairs_need_a_type_for_the_second_text(tmp_path: Path) -> None:
     folder = _of_library(tmp_path / "one", "BertForSequenceClassification", type_vocab_size=1)
     model = load(folder, "classify")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tensor3d.files import broken_links
 from tools.common.files import parsed_json, read_file
 from tools.corpus.tokenizers.base import FILES, Kind, TextLayout, Tokenizer, read
 from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
@@ -383,6 +384,7 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     elif (folder / _OF_DEBERTA).is_file():
         rewrite = _REWRITE.format(folder=folder)
         remedy = f"Its {_OF_DEBERTA} alone is not read, for [MASK] is none of its pieces: {rewrite}"
+    remedy = broken_links(folder, (FILES["json"], FILES["wordpiece"], *_SENTENCEPIECE)).strip() or remedy
     raise ValueError(
         f"{folder} has no tokenizer: none of {FILES['json']}, {FILES['wordpiece']} and {', '.join(_SENTENCEPIECE)} is "
         f"there. {remedy}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from models.bert import BertForPreTraining, BertModel, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.subject import original, same, settings_of, tensors_of, values, write
+from tests.ranks import run_ranks
 
 pytest.importorskip("transformers")
 
@@ -358,6 +359,117 @@ def test_folders(folder: Path, tmp_path: Path) -> None:
     for content, message in (("{", "config.json is no JSON"), ("[]", "must hold a JSON object. Got a list")):
         (folder / "config.json").write_text(content)
         assert message in told(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            (
+                "model-00001-of-00003.safetensors",
+                "model-00002-of-00003.safetensors",
+                "model-00003-of-00003.safetensors",
+            ),
+            "00003.safetensors and 1 more, parts of weights without their model.safetensors.index.json: get that, too.",
+        ),
+        (("pytorch_model-00001-of-00002.bin",), "parts of weights without their pytorch_model.bin.index.json: get"),
+        (("adapter_config.json", "adapter_model.safetensors"), "It has an adapter alone. Merge that into the model"),
+        (
+            ("tf_model.h5", "flax_model.msgpack"),
+            "It has flax_model.msgpack, tf_model.h5, which is not looked into: get",
+        ),
+        (("model.fp16.safetensors",), "It has model.fp16.safetensors, which is not looked into: get the weights as mo"),
+        (("README.md",), "pytorch_model.bin.index.json."),
+    ],
+)
+def test_what_is_there_in_place_of_weights(folder: Path, names: tuple[str, ...], message: str) -> None:
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    said = told(folder)
+    assert "has no weights. It needs one of model.safetensors" in said
+    assert message in said
+    assert said.endswith("index.json.") == (names == ("README.md",))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_links_to_nothing(folder: Path, name: str) -> None:
+    """What is left of a cache of the library where its blobs were not copied."""
+    (folder / name).unlink()
+    (folder / name).symlink_to("../../blobs/4d7a")
+    assert told(folder).endswith(
+        f" {name} is there as a link to ../../blobs/4d7a, which is not: copy what the links name, too (cp -rL)."
+    )
+
+
+def test_a_byte_order_mark(folder: Path) -> None:
+    """Editors of Windows put it there; what follows is read."""
+    before = open_weights(folder).config
+    (folder / "config.json").write_bytes(b"\xef\xbb\xbf" + (folder / "config.json").read_bytes())
+    assert open_weights(folder).config == before
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantised_weights(model: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = tensors_of(model)
+    write(tmp_path, {**tensors, LAYER: tensors[LAYER].to(dtype)}, settings_of(model))
+    assert told(tmp_path).endswith(
+        "one of F64, F32, BF16, F16 is needed. Get the model as it was before it was quantised, or write its weights "
+        "in one of these."
+    )
+
+
+def test_a_bin_of_a_module_says_what_it_holds(model: Any, tmp_path: Path) -> None:
+    write(tmp_path, {}, settings_of(model))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "pytorch_model.bin")
+    said = told(tmp_path)
+    assert "nothing in it is run: Unsupported global: GLOBAL torch.nn.modules.linear.Linear was not an allowed" in said
+    assert "can still be loaded" not in said
+    assert said.endswith("Get the weights as safetensors.")
+
+
+def test_a_bin_of_another_pickle_warns_of_nothing(model: Any, tmp_path: Path) -> None:
+    """PyTorch's warning, of the protocol, would be an error here."""
+    write(tmp_path, {}, settings_of(model))
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(None, protocol=4))
+    assert told(tmp_path).endswith("file?. Get it again.")
+
+
+def test_weights_that_are_not_finite_are_told(model: Any, tmp_path: Path) -> None:
+    tensors = tensors_of(model)
+    spoilt = tensors[LAYER].clone()
+    spoilt[0, 0] = torch.nan
+    weights, cube = open_weights(write(tmp_path, {**tensors, LAYER: spoilt}, settings_of(model))), Cube.single()
+    report = weights.fill(BertModel(weights.config, cube), cube)
+    assert report.spoilt == ("bert.layers.1.mlp.down.weight",)
+    assert "NOT FINITE in the folder, of which the model is useless: bert.layers.1.mlp" in report.in_words()
+    weights = open_weights(write(tmp_path, tensors, settings_of(model)))
+    assert weights.fill(BertModel(weights.config, cube), cube).spoilt == ()
+
+
+def _filled_on_hosts(folder: Path) -> str:
+    cube = Cube(1, 2, 1)
+    weights = open_weights(folder / f"host{cube.rank}")
+    try:
+        weights.fill(BertModel(weights.config, cube), cube)
+    except ValueError as refusal:
+        return str(refusal)
+    return ""
+
+
+def test_folders_of_machines_that_differ(model: Any, tmp_path: Path) -> None:
+    """Each rank reads its own parts: a model of two others would say something, and nothing would say so."""
+    tensors, norm = tensors_of(model), "bert.encoder.layer.1.output.LayerNorm.weight"
+    for host, scale in (("host0", 1.0), ("host1", 2.0)):
+        write(tmp_path / host, {**tensors, norm: tensors[norm] * scale}, settings_of(model))
+    one, other = run_ranks(2, _filled_on_hosts, tmp_path)
+    for said in (one, other):
+        assert (
+            "is not the same for all ranks: copies of bert.layers.1.mlp_norm.weight on ranks 0 and 1 differ. " in said
+        )
+        assert said.endswith("Put one folder on all machines.")
 
 
 def test_labels(tmp_path: Path) -> None:

@@ -112,6 +112,11 @@ def test_the_first_choice_is_the_file_that_says_everything(tmp_path: Path, sente
 def test_what_a_vocabulary_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer.*tokenizer.json, vocab.txt and tokenizer.model"):
         find_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").symlink_to("../../blobs/4d7a")
+    with pytest.raises(
+        ValueError, match=r"has no tokenizer.*\. vocab.txt is there as a link to \.\./\.\./blobs/4d7a, wh"
+    ):
+        find_tokenizer(tmp_path)
     for settings, told in (
         ({"do_lower_case": True, "tokenize_chinese_chars": False}, "tokenize_chinese_chars = False"),
         ({"do_lower_case": True, "do_basic_tokenize": False}, r"do_basic_tokenize = False.*save_pretrained\("),
