@@ -14,7 +14,7 @@ from models.bert.cost_model.step_cost import BertCosts
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.search import BoxPlan
 from tensor3d.cost_model.step_time import Overlap
-from tools.training.config import ModelConfig, TrainConfig, read_config
+from tools.training.config import BatchConfig, ModelConfig, TrainConfig, read_config
 
 ROOT = Path(__file__).parents[2]
 _RECIPES = {"base": "bert-base-phase1", "large": "bert-large-phase1"}
@@ -109,6 +109,7 @@ def _as_planned(
             "global_batch": batch.packs,
             "packs_per_rank": batch.packs // (plan.shape.planes * plan.shape.z * choice.micro_batches),
             "packing_rule": "none",
+            "multiple_of": BatchConfig.multiple_of,  # which counts by a rule alone
             "ramp_stages": 1,
             "ramp_steps": 0,
         },

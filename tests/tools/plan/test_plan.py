@@ -24,6 +24,7 @@ from tools.report import page
 from tools.training.arguments import parse, resolve
 from tools.training.config import read_config
 from tools.training.estimate import expect
+from tools.training.idle_settings import idle_settings
 
 ELECTRA = {
     **{
@@ -213,6 +214,7 @@ def test_units_stand_for_numbers(
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
         ["--model", "modernbert-large", "--optimizer", "stable_adamw"],
+        ["--model", "mdeberta-v3-base", "--layers", "2", "--quick"],
         ["--model", "roberta-base", "--objective", "masked-lm+next-sentence", "--layers", "6"],
         ["--model-folder", "FOLDER", "--capacity", "256"],
     ],
@@ -261,6 +263,7 @@ def test_the_printed_command_trains_on_the_pick(
     assert recipe.model.keep_bytes == pick["choice"]["keep_budget"]
     assert bool(recipe.model.keep_budget) is ("8GB" in arguments)
     assert choice == {key: pick["choice"][key] for key in choice}
+    assert not [line for line in idle_settings(recipe) if "multiple_of" in line]
 
 
 def test_a_state_in_shares_is_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
