@@ -94,9 +94,9 @@ def test_dropout_is_of_probabilities() -> None:
     sequences, terms = Sequences.from_lengths([6]), terms_of("bias keys", BUCKETS["bias"])
     q = torch.randn(6, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     torch.manual_seed(0)
-    draws = torch.stack([attention(q, q, q, sequences, relative=terms, dropout=0.3) for _ in range(2000)])
+    draws = torch.stack([attention(q, q, q, sequences, relative=terms, dropout=0.3) for _ in range(600)])
     wanted = attention(q, q, q, sequences, relative=terms)
-    assert (draws.mean(0) - wanted).abs().max() < 0.15
+    assert (draws.mean(0) - wanted).abs().max() < 0.25
     assert (draws - wanted).abs().amax((1, 2, 3)).min() > 0.01
 
 
