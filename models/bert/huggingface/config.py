@@ -319,14 +319,16 @@ def _deberta_fields(settings: Mapping[str, Any], architecture: Architecture, whe
         raise ValueError(
             f"{where}: {_FARTHEST} must be -1 or max_position_embeddings = {longest}. Got {farthest!r:.60}."
         )
-    for name, own in (("embedding_size", "hidden_size"), ("pooler_hidden_size", "hidden_size")):
-        if settings.get(name, settings.get(own)) != settings.get(own):
-            raise ValueError(f"{where}: {name} must be {own} = {settings[own]}. Got {settings[name]!r:.60}.")
-    if "attention_head_size" in settings:
-        raise ValueError(
-            f"{where}: attention_head_size must be left out: it is hidden_size / num_attention_heads here. Got "
-            f"{settings['attention_head_size']!r:.60}."
-        )
+    columns, heads = (
+        _number({name: 0, **settings}, name, where, int) for name in ("hidden_size", "num_attention_heads")
+    )
+    for name, needed in (
+        ("embedding_size", columns),
+        ("pooler_hidden_size", columns),
+        ("attention_head_size", columns / max(1, heads)),
+    ):
+        if columns and settings.get(name, needed) != needed:  # a size that is missing is named below
+            raise ValueError(f"{where}: {name} must be {needed:g} here. Got {settings[name]!r:.60}.")
     return fields
 
 

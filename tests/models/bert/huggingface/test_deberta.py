@@ -59,6 +59,7 @@ def test_the_published_settings_are_read_and_kept() -> None:
     written = settings_of(config, "DebertaV2ForMaskedLM", "fp32", found=PUBLISHED)
     assert written.items() >= PUBLISHED.items()
     assert config_from(written, Path("config.json")) == config
+    assert read(attention_head_size=64, pooler_hidden_size=384) == config
     as_list = read(pos_att_type=["c2p", "p2c"], max_relative_positions=512)
     assert as_list == config
 
@@ -81,9 +82,10 @@ def test_the_published_settings_are_read_and_kept() -> None:
         ({"type_vocab_size": 2}, "type_vocab_size must be 0"),
         ({"pooler_dropout": 0.1}, "pooler_dropout must be 0, for .* behind the pooler alone here. Got 0.1"),
         ({"pooler_hidden_act": "tanh"}, "pooler_hidden_act must be 'gelu'"),
-        ({"embedding_size": 128}, "embedding_size must be hidden_size = 384. Got 128"),
-        ({"pooler_hidden_size": 96}, "pooler_hidden_size must be hidden_size = 384. Got 96"),
-        ({"attention_head_size": 64}, "attention_head_size must be left out"),
+        ({"embedding_size": 128}, "embedding_size must be 384 here. Got 128"),
+        ({"pooler_hidden_size": 96}, "pooler_hidden_size must be 384 here. Got 96"),
+        ({"attention_head_size": 32}, "attention_head_size must be 64 here. Got 32"),
+        ({"hidden_size": "wide"}, "hidden_size must be a whole number. Got 'wide'"),
     ],
     ids=str,
 )
@@ -100,6 +102,13 @@ def test_what_is_not_said_is_as_the_library_has_it(name: str) -> None:
     settings = {key: value for key, value in PUBLISHED.items() if key != name}
     with pytest.raises(ValueError, match=f"{name} must be"):
         config_from(settings, Path("config.json"))
+
+
+def test_a_size_that_is_missing_is_named() -> None:
+    settings = {key: value for key, value in PUBLISHED.items() if key != "hidden_size"}
+    for more in ({}, {"pooler_hidden_size": 384}):
+        with pytest.raises(ValueError, match="has no hidden_size, which says how large"):
+            config_from({**settings, **more}, Path("config.json"))
 
 
 def test_the_head_under_its_other_names(tmp_path: Path) -> None:
