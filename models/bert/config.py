@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -27,16 +27,28 @@ Family = Literal[
     "modernbert",
     "eurobert",
     "deberta-v2",
+    "jina_embeddings_v3",
+    "nomic_bert",
+    "gte",
 ]
 """Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
 modern one."""
 Pooling = Literal["cls", "mean", "late"]
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
 """Families with the heads of RoBERTa, and positions that begin behind that of padding."""
+_ROBERTA_HEADS = (*_ROBERTA, "jina_embeddings_v3")
+ROTARY_BASES: Mapping[str, float] = MappingProxyType(
+    {"jina_embeddings_v3": 20_000.0, "nomic_bert": 1_000.0, "gte": 160_000.0}
+)
+"""Families whose classic encoder has rotary positions and no table of them, and the bases that they have by default."""
+_GATED = ("nomic_bert", "gte")
+"""Those of them whose MLP has a gate."""
 WITHOUT_TYPES = ("mpnet", "distilbert", "modernbert", "eurobert", "deberta-v2")
 """Families whose tokens have no types."""
+_ONE_TYPE = ("jina_embeddings_v3", "gte")
+"""Families whose tokens have one type unless told otherwise."""
 _GELU_POOLERS = ("electra", "eurobert", "deberta-v2")
-_MODERN_ONLY = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
+_MODERN_ONLY = ("kv_heads", "window", "global_every", "local_rotary_base", "attention_out_dropout")
 _POOLINGS: Mapping[str, tuple[Pooling, ...]] = MappingProxyType(
     {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}
 )
@@ -69,8 +81,8 @@ class BertConfig:
     vocab: int = 30522
     """Entries of the vocabulary."""
     positions: int = 512
-    """The longest sequence: rows of the position table from `first_position` on. The modern encoder has no such
-    table, and DeBERTa none either: it is the farthest distance there that has a bucket of its own."""
+    """The longest sequence: rows of the position table from `first_position` on. Rotary positions have no such table,
+    and DeBERTa none either: it is the farthest distance there that has a bucket of its own."""
     position_buckets: int | None = None
     """Of DeBERTa: buckets of distances to each side, even (He et al. 2021, arXiv 2006.03654, §3.1). Default: 256, but
     at most half of positions."""
@@ -79,7 +91,7 @@ class BertConfig:
     padding and one more, MPNet's 2."""
     types: int = 2
     """Token types: first and second sentence. 1: every token has it, also of second sentences. MPNet, DistilBERT,
-    ModernBERT, EuroBERT and DeBERTa have 0."""
+    ModernBERT, EuroBERT and DeBERTa have 0; GTE may."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -88,7 +100,7 @@ class BertConfig:
     """Of the modern encoder: probability, of what attention's output projection gives. Default: dropout."""
     activation: Activation = "gelu"
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
-    is "silu" or "gelu"."""
+    is "silu" or "gelu"; so are the gates of NomicBERT and GTE."""
     norm: Literal["post", "pre"] = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder and XLM-RoBERTa-XL are always
     "pre"."""
@@ -106,7 +118,10 @@ class BertConfig:
     global_every: int | None = None
     """Of the modern encoder with a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
     rotary_base: float | None = None
-    """Of the modern encoder: base of the rotary positions' wave lengths. Default: 10,000."""
+    """Base of the rotary positions' wave lengths, of the modern encoder and of Jina's third embedding model, NomicBERT
+    and GTE. Default: 10,000; of these three 20,000, 1,000 and 160,000."""
+    rotary_factor: float = 1.0
+    """Of the three: positions are divided by it, as for sequences that are longer than those learnt from."""
     next_sentence: bool = True
     """Pre-training has a pooler and a next-sentence head beside that of the masked tokens. Other models do not ask."""
     tied: bool = True
@@ -135,6 +150,13 @@ class BertConfig:
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite. Got {getattr(self, name)}.")
         check_activation_name(self.activation)
+        if self.rotary_factor != 1.0 and self.family not in ROTARY_BASES:
+            raise ValueError(
+                f"rotary_factor belongs to family={_told(ROTARY_BASES)}. Got rotary_factor={self.rotary_factor} with "
+                f"family={self.family!r}. Leave it out."
+            )
+        if not 0 < self.rotary_factor < math.inf:
+            raise ValueError(f"rotary_factor must be above 0 and finite. Got {self.rotary_factor}.")
         if self.norm not in ("post", "pre"):
             raise ValueError(f'norm must be "post" or "pre". Got {self.norm!r}.')
         if self.encoder not in get_args(Encoder):
@@ -146,8 +168,8 @@ class BertConfig:
             raise ValueError(f"family must be one of {', '.join(get_args(Family))}. Got {self.family!r}.")
         if self.family in WITHOUT_TYPES and self.types:
             raise ValueError(f'family="{self.family}" has no token types. Got types={self.types}. Set types = 0.')
-        if self.family not in WITHOUT_TYPES and self.types < 1:
-            known = ", ".join(f'"{each}"' for each in WITHOUT_TYPES)
+        if self.family not in WITHOUT_TYPES and self.types < (self.family != "gte"):
+            known = ", ".join(f'"{each}"' for each in (*WITHOUT_TYPES, "gte"))
             raise ValueError(f"types must be at least 1, but of the families {known}. Got {self.types}.")
         if self.pooling not in get_args(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {self.pooling!r}.")
@@ -186,6 +208,13 @@ class BertConfig:
             raise ValueError(
                 f'family="deberta-v2" has its norms after each block. Got norm={self.norm!r}. Leave it out.'
             )
+        if self.has_rotary:
+            self._check_rotary_classic()
+        elif self.rotary_base is not None:
+            raise ValueError(
+                f'rotary_base belongs to encoder="modern" and to family={_told(ROTARY_BASES)}. Got rotary_base='
+                f"{self.rotary_base} with family={self.family!r}. Leave it out."
+            )
         if self.family in ("modernbert", "eurobert"):
             raise ValueError(
                 f'family="{self.family}" has encoder="modern". Got encoder="classic". Set encoder = "modern".'
@@ -218,15 +247,7 @@ class BertConfig:
                 f'norm belongs to encoder="classic". Got norm={self.norm!r} with encoder="modern", which always has '
                 "its norms before each block. Leave it out."
             )
-        if self.head_dim % 2:
-            raise ValueError(
-                "the modern encoder's rotary positions turn pairs, so hidden / heads must be even. Got "
-                f"{self.hidden} / {self.heads} = {self.head_dim}. Choose other heads."
-            )
-        for name in ("rotary_base", "local_rotary_base"):
-            base = getattr(self, name)
-            if base is not None and not 0 < base < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite. Got {base}.")
+        self._check_rotary()
         for name, what in (
             ("global_every", "says which layers have no window"),
             ("local_rotary_base", "is that of layers with a window"),
@@ -243,6 +264,30 @@ class BertConfig:
             )
         if self.heads % self.key_heads:
             raise ValueError(f"kv_heads must divide heads={self.heads}. Got {self.kv_heads}.")
+
+    def _check_rotary(self) -> None:
+        if self.head_dim % 2:
+            raise ValueError(
+                "rotary positions turn pairs, so hidden / heads must be even. Got "
+                f"{self.hidden} / {self.heads} = {self.head_dim}. Choose other heads."
+            )
+        for name in ("rotary_base", "local_rotary_base"):
+            base = getattr(self, name)
+            if base is not None and not 0 < base < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite. Got {base}.")
+
+    def _check_rotary_classic(self) -> None:
+        """Jina's third embedding model, NomicBERT and GTE."""
+        self._check_rotary()
+        if self.norm != "post":
+            raise ValueError(
+                f'family="{self.family}" has its norms after each block. Got norm={self.norm!r}. Leave it out.'
+            )
+        if self.has_gate and self.activation not in get_args(GatedActivation):
+            raise ValueError(
+                f'family="{self.family}" has a gate of {" or ".join(get_args(GatedActivation))}. Got activation='
+                f"{self.activation!r}."
+            )
 
     def _check_eurobert(self) -> None:
         if self.activation not in get_args(GatedActivation):
@@ -299,6 +344,21 @@ class BertConfig:
         return self.family not in ("xlm-roberta-xl", "eurobert")
 
     @property
+    def has_rotary(self) -> bool:
+        """Whether attention turns queries and keys by their places, so that there is no table of positions."""
+        return self.encoder == "modern" or self.family in ROTARY_BASES
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether the MLP is of three matrices, one of them a gate."""
+        return self.encoder == "modern" or self.family in _GATED
+
+    @property
+    def gate_dropout(self) -> float:
+        """Of what an MLP's gate lets through, before its last product; GTE's."""
+        return self.dropout if self.family == "gte" else 0.0
+
+    @property
     def has_relative_bias(self) -> bool:
         """Whether scores of attention have a bias by distance, one of each head for all layers (MPNet: Song et al.
         2020, arXiv 2004.09297; T5's buckets)."""
@@ -347,13 +407,13 @@ class BertConfig:
     @property
     def position_rows(self) -> int:
         """Rows of the position table; 0: there is none."""
-        has_table = self.encoder == "classic" and self.distance_buckets is None
+        has_table = not self.has_rotary and self.distance_buckets is None
         return self.first_position + self.positions if has_table else 0
 
     @property
     def head_activation(self) -> Activation:
         """Inside the masked-LM head."""
-        return "gelu" if self.family in (*_ROBERTA, "electra") else self.activation
+        return "gelu" if self.family in (*_ROBERTA_HEADS, "electra", "gte") else self.activation
 
     @property
     def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
@@ -361,7 +421,7 @@ class BertConfig:
 
     @property
     def has_pooler_bias(self) -> bool:
-        return self.bias or self.family == "eurobert"
+        return self.head_bias or self.family == "eurobert"
 
     @property
     def has_prediction_head(self) -> bool:
@@ -372,7 +432,7 @@ class BertConfig:
     @property
     def has_dropout_before_pooler(self) -> bool:
         """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
-        return self.family in (*_ROBERTA, "electra")
+        return self.family in (*_ROBERTA_HEADS, "electra")
 
     @property
     def has_dropout_before_answers(self) -> bool:
@@ -384,8 +444,19 @@ class BertConfig:
         return self.hidden // self.heads
 
     @property
-    def bias(self) -> bool:
-        """Whether linears and norms have one. What gives logits always does."""
+    def layer_biases(self) -> tuple[bool, bool, bool, bool]:
+        """Whether QKV, attention's output, the MLP's first product (with its gate) and its last one have a bias."""
+        own = self.encoder == "classic" and self.family != "nomic_bert"
+        return own, own, own and not self.has_gate, own
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether norms have one."""
+        return self.encoder == "classic"
+
+    @property
+    def head_bias(self) -> bool:
+        """Whether a head's linear before its last one has one. What gives logits always does."""
         return self.encoder == "classic"
 
     @property
@@ -399,7 +470,7 @@ class BertConfig:
 
     def rotary_base_of(self, layer: int) -> float:
         """The base of a layer's rotary positions, layers counted from 0."""
-        base = 10_000.0 if self.rotary_base is None else self.rotary_base
+        base = ROTARY_BASES.get(self.family, 10_000.0) if self.rotary_base is None else self.rotary_base
         return base if self.local_rotary_base is None or self.window_of(layer) is None else self.local_rotary_base
 
     @property
@@ -418,6 +489,15 @@ class BertConfig:
                 raise ValueError(
                     f"embedding must divide by {axis}={size}. Got {self.embedding_size}. Choose another cube."
                 )
+
+
+def _told(families: Iterable[str]) -> str:
+    return " or ".join(f'"{each}"' for each in families)
+
+
+def types_of(family: Family) -> int:
+    """Token types of such a model, where nothing else is said."""
+    return 0 if family in WITHOUT_TYPES else 1 if family in _ONE_TYPE else 2
 
 
 def _preset(layers: int, hidden: int) -> BertConfig:

@@ -119,7 +119,7 @@ class GraphedBert:
             raise ValueError(f"a micro-batch of {batch.first.shape[0]} slots for [CLS] has {len(ends) - 1} sequences.")
         inputs = {name: getattr(batch, name) for name in _FIELDS}
         inputs["ends"] = torch.cat([ends, ends[-1:].expand(most - len(ends))])
-        if self._model.config.encoder == "modern":  # which turns its positions in attention
+        if self._model.config.has_rotary:  # which turns positions in attention
             inputs["places"] = batch.sequences.positions
         inputs["targets"] = torch.full((), float(targets), device=device)
         inputs["sequences"] = torch.full((), float(sequences), device=device)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.bert.config import BertConfig
 from models.bert.huggingface.from_pretrained import Pretrained
 from tensor3d import (
+    MLP3D,
     Attention3D,
     Block3D,
     Cube,
@@ -50,18 +51,23 @@ from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, Relati
 from tensor3d.ops.activations import activated
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The modern encoder's layer: rotary positions, GeGLU, LayerNorm before each block, no bias, and local attention.
+# Layers with rotary positions.
 #
-# What ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's layer, with BERT's objectives kept.
-# As there, the first layer has no norm before its attention, for the embeddings end with one; and with a window, every
-# n-th layer sees whole sequences, beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65`
-# here. `family="modernbert"` is all of it: no token types, a rotary base of local layers, heads without a pooler.
-# `family="eurobert"` (Boizard et al. 2025, arXiv 2503.05500, §2.1) is a decoder's layer that sees all tokens, as of
-# Llama 3: RMSNorm before both blocks of every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the
-# embeddings.
+# The modern encoder's are what ModernBERT (Warner et al. 2024, arXiv 2412.13663, §2.1) changed of BERT's, with BERT's
+# objectives kept: GeGLU, LayerNorm before each block, no bias, and local attention. As there, the first layer has no
+# norm before its attention, for the embeddings end with one; and with a window, every n-th layer sees whole sequences,
+# beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65` here. `family="modernbert"` is all
+# of it: no token types, a rotary base of local layers, heads without a pooler. `family="eurobert"` (Boizard et al.
+# 2025, arXiv 2503.05500, §2.1) is a decoder's layer that sees all tokens, as of Llama 3: RMSNorm before both blocks of
+# every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the embeddings.
+#
+# Others kept BERT's norms behind each block. Jina's third embedding model (`family="jina_embeddings_v3"`, Sturua et al.
+# 2024, arXiv 2409.10173) kept all but the table of positions; NomicBERT (`"nomic_bert"`, Nussbaum et al. 2024, arXiv
+# 2402.01613) has a gate of SiLU and no bias in a layer's products; GTE (`"gte"`, Zhang et al. 2024, arXiv 2407.19669) a
+# gate of GELU, without bias and with dropout behind it.
 
 
-def modern_layer(
+def rotary_layer(
     config: BertConfig,
     cube: Cube,
     number: int,
@@ -84,29 +90,36 @@ def modern_layer(
         cube,
         dropout=config.attention_dropout,
         backend=backend,
-        bias=False,
+        bias=config.layer_biases[0],
         std=config.std,
         recompute=recompute,
         reshard_after_forward=reshard_after_forward,
         rotary_base=config.rotary_base_of(number),
+        rotary_factor=config.rotary_factor,
         window=config.window_of(number),
         kv_heads=config.kv_heads,
     )
-    mlp = GatedMLP3D(
-        config.hidden,
-        cube,
-        config.inner_size,
-        "silu" if config.activation == "silu" else "gelu",
-        std=config.std,
-        reshard_after_forward=reshard_after_forward,
-    )
+    made: dict[str, Any] = {"std": config.std, "reshard_after_forward": reshard_after_forward}
+    mlp: nn.Module
+    if config.has_gate:
+        mlp = GatedMLP3D(
+            config.hidden,
+            cube,
+            config.inner_size,
+            "silu" if config.activation == "silu" else "gelu",
+            down_bias=config.layer_biases[3],
+            dropout=config.gate_dropout,
+            **made,
+        )
+    else:
+        mlp = MLP3D(config.hidden, cube, config.inner_size, activation=config.activation, **made)
     out_dropout = config.attention_out_dropout
     return Block3D(
         attention,
         norm_of(config, cube) if config.has_attention_norm(number) else nn.Identity(),
         mlp,
         norm_of(config, cube),
-        norm="pre",
+        norm="pre" if config.pre_norm else "post",
         dropout=Dropout3D(config.dropout, cube),
         attention_out_dropout=None if out_dropout is None else Dropout3D(out_dropout, cube),
         recompute=recompute,
@@ -117,7 +130,7 @@ def norm_of(config: BertConfig, cube: Cube) -> LayerNorm3D | RMSNorm3D:
     """A norm of hidden states, on face z."""
     if config.has_rms_norm:
         return RMSNorm3D(config.hidden, cube, eps=config.eps)
-    return LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.bias)
+    return LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.norm_bias)
 
 
 # --- A micro-batch of a given size without any text, for a model that is to be looked at and not to be trained --------
@@ -195,7 +208,7 @@ class PreTrainingOutput:
 
 class BertEmbeddings(nn.Module):
     """Token, position and type embeddings, LayerNorm where the family has one, dropout, and ELECTRA's projection of
-    narrow ones. The modern encoder turns its positions in attention."""
+    narrow ones. Rotary positions are turned in attention."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
@@ -209,7 +222,7 @@ class BertEmbeddings(nn.Module):
             self.types = LookupEmbedding3D(config.types, columns, cube, std=config.std)
         self.norm = None
         if config.has_embedding_norm:
-            self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.bias)
+            self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.norm_bias)
         self.dropout = Dropout3D(config.dropout, cube)
         self.projection = None
         if config.has_projection:
@@ -308,7 +321,7 @@ class BertModel(Pretrained):
         self.relative_bias = None
         if config.has_relative_bias:
             self.relative_bias = RelativeBias3D(config.heads, cube, std=config.std)
-        layer = modern_layer if config.encoder == "modern" else classic_layer
+        layer = rotary_layer if config.has_rotary else classic_layer
         self.layers = nn.ModuleList(
             layer(
                 config, cube, number, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
@@ -361,9 +374,15 @@ class PredictionHead(nn.Module):
         self.cube, self.activation = cube, config.head_activation
         columns = config.embedding_size
         self.dense = Linear3D(
-            config.hidden, columns, cube, "z", config.bias, std=config.std, reshard_after_forward=kept_for_heads(cube)
+            config.hidden,
+            columns,
+            cube,
+            "z",
+            config.head_bias,
+            std=config.std,
+            reshard_after_forward=kept_for_heads(cube),
         )
-        self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.bias)
+        self.norm = LayerNorm3D(columns, cube, "y", eps=config.eps, bias=config.norm_bias)
 
     def forward(self, h: Tensor) -> Tensor:
         """(R/xy, H/z) on face z to (R/xz, H/y) on face y; H of the embeddings, where theirs is another."""
@@ -510,6 +529,6 @@ class BertForPreTraining(Pretrained):
         Raises:
             ValueError: tokens that do not divide among the ranks' rows.
         """
-        longest = min(512, self.config.positions) if self.config.encoder == "classic" else 512
+        longest = 512 if self.config.has_rotary else min(512, self.config.positions)
         batch, targets, sequences = example_batch(tokens, longest, self.cube, with_read_rows=self.bert.read_rows_only)
         return {"batch": batch, "targets": targets, "sequences": sequences}

@@ -48,6 +48,7 @@ class Attention3D(nn.Module):
         dropout: of the attention probabilities.
         rotary_base: turns queries and keys by their place in the sequence (ops/rotary.py), with this base; 10,000
             is usual. None: no positions here.
+        rotary_factor: positions are divided by it (`rotary`); 1 unless told otherwise.
         window: a token sees only tokens less than this far away in its sequence.
         recompute: `"attention"` keeps q, k and v alone for backward, and computes again what lies between them and the
             projection. `"layer"` is for the layer around this one.
@@ -73,6 +74,7 @@ class Attention3D(nn.Module):
         recompute: Recompute = "none",
         reshard_after_forward: bool = True,
         rotary_base: float | None = None,
+        rotary_factor: float = 1.0,
         window: int | None = None,
         kv_heads: int | None = None,
     ) -> None:
@@ -92,10 +94,12 @@ class Attention3D(nn.Module):
         if backend != "auto":
             check_gpus(backend, cube.least_capability)
         if rotary_base is not None:
-            check_rotary(hidden // heads, rotary_base)
+            check_rotary(hidden // heads, rotary_base, rotary_factor)
+        elif rotary_factor != 1.0:
+            raise ValueError(f"rotary_factor={rotary_factor} needs a rotary_base. Give it, or leave the factor out.")
         self.heads, self.kv_heads, self.head_dim, self.cube = heads, kv_heads, hidden // heads, cube
         self.causal, self.dropout, self.backend, self.recompute = causal, dropout, backend, recompute
-        self.rotary_base, self.window = rotary_base, window
+        self.rotary_base, self.rotary_factor, self.window = rotary_base, rotary_factor, window
         reshard = reshard_after_forward
         rows = (heads + 2 * kv_heads) * self.head_dim
         self.qkv = Linear3D(hidden, rows, cube, "z", bias, std=std, reshard_after_forward=reshard)
@@ -152,11 +156,11 @@ class Attention3D(nn.Module):
         if self.rotary_base is not None:
             check_cover(sequences, qkv.shape[0])  # before positions meet rows that are not theirs
         if self.rotary_base is not None and self.cube.speed.compile:
-            q, k, v = rotary_of_parts(qkv, sequences.positions, self.rotary_base, self.cube.regions)
+            q, k, v = rotary_of_parts(qkv, sequences.positions, self.rotary_base, self.cube.regions, self.rotary_factor)
         else:
             q, k, v = _parts(qkv)
             if self.rotary_base is not None:
-                q, k = (rotary(t, sequences.positions, self.rotary_base) for t in (q, k))
+                q, k = (rotary(t, sequences.positions, self.rotary_base, self.rotary_factor) for t in (q, k))
         if queries is not None:
             check_queries(queries, q.shape[0])
             q = _asking(q, queries)
@@ -180,6 +184,8 @@ class Attention3D(nn.Module):
             options += f", kv_heads={self.kv_heads}"
         if self.rotary_base is not None:
             options += f", rotary_base={self.rotary_base:g}"
+        if self.rotary_factor != 1.0:
+            options += f", rotary_factor={self.rotary_factor:g}"
         return options if self.window is None else f"{options}, window={self.window}"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle
 from tensor3d.distributed.cube import Cube
-from tensor3d.layers.dropout import check_dropout
+from tensor3d.layers.dropout import Dropout3D, check_dropout
 from tensor3d.layers.linear import Linear3D
 from tensor3d.ops.activations import Activation, activated, biased, biased_backward, gated, gated_backward
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
@@ -115,10 +115,13 @@ class GatedMLP3D(nn.Module):
         hidden: H, divides by z (and by y for other layers beside it).
         inner: I, divides by y.
         activation: of the gate.
+        bias: of gate and up, and of down unless `down_bias` says otherwise.
+        dropout: of what the gate lets through.
         reshard_after_forward: as in `Linear3D`.
 
     Raises:
-        ValueError: sizes that do not divide, named with the axis, or an unknown activation.
+        ValueError: sizes that do not divide, named with the axis, an unknown activation, or a dropout as `Dropout3D`
+            refuses it.
     """
 
     def __init__(
@@ -129,6 +132,8 @@ class GatedMLP3D(nn.Module):
         activation: GatedActivation = "silu",
         *,
         bias: bool = False,
+        down_bias: bool | None = None,
+        dropout: float = 0.0,
         std: float = 0.02,
         reshard_after_forward: bool = True,
     ) -> None:
@@ -141,12 +146,14 @@ class GatedMLP3D(nn.Module):
         self.cube = cube
         reshard = reshard_after_forward
         self.gate_up = Linear3D(hidden, 2 * inner, cube, "z", bias, std=std, reshard_after_forward=reshard)
-        self.down = Linear3D(inner, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
+        last = bias if down_bias is None else down_bias
+        self.down = Linear3D(inner, hidden, cube, "y", last, std=std, reshard_after_forward=reshard)
+        self.dropout = Dropout3D(dropout, cube)
 
     @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
         """(M/xy, H/z) on face z, to the same."""
-        return self.down(self._opened(self.gate_up(x)))
+        return self.down(self.dropout(self._opened(self.gate_up(x))))
 
     def _opened(self, fused: Tensor) -> Tensor:
         """activation(gate) * up of the product (M/xz, 2I/y): (M/xz, I/y) on face y."""

@@ -107,7 +107,7 @@ def check_start_folder(folder: Path, max_length: int, shape: CubeShape, *, pairs
 def _check(
     config: BertConfig, tokenizer: Tokenizer, max_length: int, shape: CubeShape, name: str, *, pairs: bool
 ) -> None:
-    if config.encoder == "classic" and config.positions < max_length:
+    if not config.has_rotary and config.positions < max_length:
         raise ValueError(
             f"data.max_length={max_length} is more than the {config.positions} positions of the model in {name}. Lower "
             "it."

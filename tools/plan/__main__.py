@@ -459,10 +459,10 @@ def how_to_run(command: PlanCommand, plan: BoxPlan, costs: BertCosts, cluster: C
 
 
 def known_ways(costs: BertCosts, cluster: Cluster, overlap: Overlap) -> list[MethodTime]:
-    """The analytic rows for the same layers and the same batch, all ranks split that way; none of the modern encoder,
-    for the papers' formulas are of an MLP without gates."""
+    """The analytic rows for the same layers and the same batch, all ranks split that way; none of an MLP
+    with a gate, which the papers' formulas are not of."""
     config, batch = costs.config, costs.batch
-    if config.encoder == "modern":
+    if config.has_gate:
         return []
     encoder = TransformerSpec(
         sequences=batch.tokens // batch.lengths[0],

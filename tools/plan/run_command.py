@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.bert import PRESETS
-from models.bert.config import WITHOUT_TYPES
+from models.bert.config import types_of
 from models.bert.cost_model.step_cost import BertCosts
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.search import BoxPlan
@@ -24,8 +24,8 @@ _OF_FAMILIES = {
 }
 _KINDS = (
     *("family", "first_position", "embedding", "tied", "encoder", "activation", "eps", "norm", "pooling"),
-    *("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "position_buckets"),
-    *("dropout", "attention_dropout", "attention_out_dropout"),
+    *("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "rotary_factor"),
+    *("position_buckets", "dropout", "attention_dropout", "attention_out_dropout"),
 )
 """Settings of a model beside its sizes, as recipes call them."""
 _ALWAYS = ("global_batch", "packs_per_rank")
@@ -96,7 +96,7 @@ def _as_planned(
         "model": {
             **_sizes(costs, preset, recipe.model),
             **{name: getattr(config, name) for name in _KINDS},
-            "types": None if config.types == (0 if config.family in WITHOUT_TYPES else 2) else config.types,
+            "types": None if config.types == types_of(config.family) else config.types,
             "positions": table[table[0] != config.positions],
             "recompute": choice.recompute,
             "reshard_after_forward": choice.reshard_after_forward,

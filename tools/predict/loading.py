@@ -507,7 +507,7 @@ def _length(weights: WeightSource, asked: int | None, where: str = "") -> int:
     if made is not None and (type(made) is not int or made < 5):
         must = "facts.max_length of its model.json must be a number of tokens, at least 5"
         raise ValueError(f"{weights.folder}: {must}. Got {made!r:.80}.")
-    if weights.config.encoder != "classic":  # no table of positions ends
+    if weights.config.has_rotary:  # no table of positions ends
         return made or positions if asked is None else asked
     if asked is not None and asked > positions:
         raise ValueError(f"{where}max_length={asked} is more than the model's {positions} positions. Choose less.")

@@ -246,7 +246,7 @@ def all_logits(
 
 def check_positions(config: BertConfig, settings: AnswerSettings) -> None:
     """Raises ValueError where windows are longer than the model's sequences."""
-    if config.encoder == "classic" and config.positions < settings.max_length:
+    if not config.has_rotary and config.positions < settings.max_length:
         raise ValueError(
             f"windows of max_length={settings.max_length} tokens need a model with as many positions, and this one has "
             f"{config.positions}. Lower max_length."

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import tyro
 
 from models.bert import PRESETS, BertConfig, ReplacedTokens
-from models.bert.config import WITHOUT_TYPES, Family
+from models.bert.config import Family, types_of
 from tensor3d.attention import Backend
 from tensor3d.attention.flash_version import FlashVersion
 from tensor3d.cost_model.step_cost import check_keep_budget
@@ -141,11 +141,16 @@ class ModelConfig:
     global_every: int | None = None
     """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
     rotary_base: float | None = None
-    """Modern encoder alone: base of the wave lengths of rotary positions. Default: 10,000."""
+    """Base of the wave lengths of rotary positions, of the modern encoder, Jina's third, NomicBERT and GTE. Default:
+    10,000; of these three 20,000, 1,000 and 160,000."""
+    rotary_factor: Annotated[float, Positive()] = 1.0
+    """Of Jina's third, NomicBERT and GTE: positions are divided by it, as for sequences longer than those learnt
+    from."""
     local_rotary_base: float | None = None
     """With a window: the same of layers that have it. Default: rotary_base."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """Classic encoder: inside the MLP and the masked-LM head. EuroBERT: of the gate, "silu" or "gelu"."""
+    """Classic encoder: inside the MLP and the masked-LM head. EuroBERT, NomicBERT, GTE: of the gate, "silu" or
+    "gelu"."""
     eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
@@ -159,9 +164,9 @@ class ModelConfig:
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
     positions: int | None = None
-    """Rows of the position table from `first_position` on; of the modern encoder, which has none, the longest sequence
-    that its folder will say it takes; of DeBERTa, which has none either, the farthest distance with a bucket of its
-    own. Default: data.max_length, which is also the least."""
+    """Rows of the position table from `first_position` on; with rotary positions, which have none, the longest sequence
+    that the model's folder will say it takes; of DeBERTa, which has none either, the farthest distance with a bucket of
+    its own. Default: data.max_length, which is also the least."""
     position_buckets: int | None = None
     """Of DeBERTa: buckets of distances to each side, even. Default: 256, but at most half of positions."""
     family: Family = "bert"
@@ -172,7 +177,7 @@ class ModelConfig:
     always 2."""
     types: int | None = None
     """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT and
-    DeBERTa 0."""
+    DeBERTa 0, of Jina's third and GTE 1."""
     pooling: Literal["cls", "mean", "late"] = "cls"
     """Of ModernBERT and EuroBERT: what classifiers of texts will look at, the state of [CLS] or the mean of all
     tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
@@ -223,8 +228,9 @@ class ModelConfig:
             positions=data.max_length if self.positions is None else self.positions,
             family=self.family,
             first_position=self.first_position,
-            types=self.types if self.types is not None else 0 if self.family in WITHOUT_TYPES else 2,
+            types=types_of(self.family) if self.types is None else self.types,
             pooling=self.pooling,
+            rotary_factor=self.rotary_factor,
             encoder=self.encoder,
             activation=self.activation,
             eps=self.eps,
@@ -578,7 +584,7 @@ def _check_data(data: DataConfig, model: ModelConfig) -> None:
                 "goes on."
             )
     if model.positions is not None and model.positions < data.max_length:
-        lack = "has no rows for" if model.encoder == "classic" else "is less than"
+        lack = "is less than" if model.config(data).has_rotary else "has no rows for"
         raise ValueError(
             f"model.positions={model.positions} {lack} sequences of data.max_length={data.max_length} tokens. Raise "
             "positions or lower max_length."

@@ -283,7 +283,7 @@ def dry_step(
         cube.manual_seed(0)
         # Their places are computed from their lengths, on the host. Real tensors become fake where they meet fake ones.
         on_host = Sequences.from_lengths(load.lengths)
-        if config.encoder == "modern":
+        if config.has_rotary:
             on_host.positions  # noqa: B018  # made and kept
         gpu = stand_in_gpu() if device == "cuda" else nullcontext()
         with FakeTensorMode(allow_non_fake_inputs=True), LiveBytes(wire_buffers) as live, gpu:
@@ -380,7 +380,7 @@ def _places(sequences: Sequences, config: BertConfig) -> Iterator[Tensor]:
     grouping = sequences.grouping
     if grouping.gather is not None and grouping.restore is not None:
         yield from (grouping.gather, grouping.restore)
-    if config.encoder == "modern":
+    if config.has_rotary:
         yield sequences.positions
 
 

@@ -466,7 +466,7 @@ def _model(recipe: TrainConfig, shape: CubeShape, expected: RunEstimate) -> Rows
         (
             "sizes",
             f"{config.layers} layers, hidden {config.hidden}, inner {config.inner_size}, {config.heads} heads, "
-            f"vocabulary {config.vocab:,}" + (f", positions {config.positions}" if config.encoder == "classic" else ""),
+            f"vocabulary {config.vocab:,}" + ("" if config.has_rotary else f", positions {config.positions}"),
         ),
         ("encoder", _encoder(config)),
         *([] if (generator := recipe.generator) is None else [("generator", _generator(generator))]),
@@ -496,7 +496,9 @@ def _generator(config: BertConfig) -> str:
 
 def _encoder(config: BertConfig) -> str:
     if config.encoder == "classic":
-        return f"classic: position table, GELU, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
+        positions = "rotary positions" if config.has_rotary else "position table"
+        mlp = f"a gate of {config.activation.upper()}" if config.has_gate else "GELU"
+        return f"classic: {positions}, {mlp}, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
     told = "modern: rotary positions, GeGLU, LayerNorm before each block, no bias"
     if not config.local_layers:
         return told

@@ -45,6 +45,7 @@ _SIZES = (
     "global_every",
     "rotary_base",
     "local_rotary_base",
+    "rotary_factor",
     "pooling",
 )
 
@@ -102,7 +103,7 @@ def check_resume(progress: dict[str, Any], recipe: TrainConfig, corpus: Training
             "recipe's 'fp16' needs. Resume with the same, or begin a run with its weights: --start-from."
         )
     rows = [_sizes(each)["positions"] for each in (before, now)]
-    if rows[0] != rows[1] and recipe.model.encoder == "classic":
+    if rows[0] != rows[1] and not recipe.model.config(recipe.data).has_rotary:
         raise ValueError(
             f"the checkpoint's position table has {rows[0]} rows, the recipe's {rows[1]}. Resume with the same, or "
             "begin a run with its weights: --start-from."
@@ -157,7 +158,7 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             f"the checkpoint was trained with optimizer.kind = {kinds[0]!r}, the recipe says {kinds[1]!r}, and its "
             "moments are taken over. Start with the same optimiser."
         )
-    if not old["positions"] <= new["positions"] and recipe.model.encoder == "classic":
+    if not old["positions"] <= new["positions"] and not recipe.model.config(recipe.data).has_rotary:
         raise ValueError(
             f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
             f"can only grow. Set model.positions = {old['positions']}."
@@ -232,6 +233,7 @@ _KEYS = {
     "global_every": "model.global_every",
     "rotary_base": "model.rotary_base",
     "local_rotary_base": "model.local_rotary_base",
+    "rotary_factor": "model.rotary_factor",
     "pooling": "model.pooling",
     "activation": "model.activation",
     "eps": "model.eps",
@@ -269,7 +271,7 @@ def begin_with(
     """
     run_on_all_ranks(cube, lambda: check_begin(folder, recipe, corpus))
     if has_optimizer_state(folder):
-        grows = (POSITIONS,) if model.config.encoder == "classic" else ()
+        grows = () if model.config.has_rotary else (POSITIONS,)
         old = run_on_all_ranks(cube, lambda: _sizes(checkpoint.read_progress(folder).get("recipe", {})))
         checkpoint.load(folder, model, optimizer, cube, grows=grows)
         return f"{folder}: weights and moments are loaded{_changed(old, model.config)}"
@@ -283,7 +285,7 @@ def _changed(old: dict[str, Any], new: BertConfig) -> str:
     """What a run does in another way than the model that it begins with, though it may, in words."""
     names = [name for name in _ROTARY if old[name] != getattr(new, name)]
     told = [f"model.{name} = {getattr(new, name)!r}, was {old[name]!r}" for name in names]
-    if new.encoder == "modern" and new.positions < old["positions"]:
+    if new.has_rotary and new.positions < old["positions"]:
         told.append(
             f"the folder of the run will say that it takes {new.positions} tokens, and this one says "
             f"{old['positions']}: model.positions = {old['positions']} keeps that"
@@ -334,7 +336,7 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
 
 def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
     ours, longest = recipe.model.config(recipe.data), recipe.data.max_length
-    has_table = theirs.encoder == ours.encoder == "classic"
+    has_table = not (theirs.has_rotary or ours.has_rotary)
     if has_table and theirs.positions < longest:
         raise ValueError(
             f"the model in {folder} has positions for sequences of {theirs.positions} tokens, and data.max_length = "

@@ -245,7 +245,7 @@ def _layers(
             config.hidden,
             config.inner_size,
             qkv=config.qkv_size,
-            gated=config.encoder == "modern",
+            gated=config.has_gate,
             norms=norms,
             rms=config.has_rms_norm,
             pre_norm=config.pre_norm,

@@ -12,7 +12,7 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
 
     QKV, output projection    2 (3h² + h²) T    a layer; of fewer heads of keys 2 (h q + h²) T, q columns of QKV
     MLP                       2 · 2 h f T       a layer
-    with a gate               2 · 3 h f T       a layer of the modern encoder
+    with a gate               2 · 3 h f T       a layer
     q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
     distances                 2 · 2 h S         a layer of DeBERTa: queries and keys meet each their own vector of it
     masked-LM head            2 (h e + e V) R; a decoder alone 2 h V R
@@ -42,12 +42,12 @@ _NEXT_SENTENCE = 2  # classes
 def work(config: BertConfig) -> Work:
     """FLOPs of the whole encoder, forward and backward, by tokens and attending pairs: what packs are balanced by.
 
-    Per token `6 L (h q + h² + 2hf)`, q = 3h columns of QKV, of the modern encoder `6 L (h q + h² + 3hf)`; per squared
+    Per token `6 L (h q + h² + 2hf)`, q = 3h columns of QKV, with gates `6 L (h q + h² + 3hf)`; per squared
     length `12 (L - L') h`, twice as many where distances count, and per pair within the window `12 L' h`. The heads are
     left out: they go with the masked tokens, which are a fixed share of the tokens.
     """
     hidden, local = config.hidden, config.local_layers
-    matrices = 2 if config.encoder == "classic" else 3
+    matrices = 3 if config.has_gate else 2
     return Work(
         per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + hidden + matrices * config.inner_size),
         per_square=_of_pairs(config) * _PASSES * (config.layers - local) * hidden,
@@ -105,7 +105,7 @@ def model_flops(
 def _spared(config: BertConfig, tokens: int, squares: int, read: int, near: int | None) -> int:
     """What the last layer does not compute for the rows that nobody reads: all but QKV."""
     hidden, others = config.hidden, max(0, tokens - read)
-    matrices = 2 if config.encoder == "classic" else 3
+    matrices = 3 if config.has_gate else 2
     pairs = squares if config.window_of(config.layers - 1) is None else int(near or 0)
     products = 2 * _PASSES * (hidden**2 + matrices * hidden * config.inner_size) * others
     return products + _of_pairs(config) * _PASSES * hidden * pairs * others // max(1, tokens)

@@ -41,7 +41,7 @@ def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
     return [
         (hidden, config.qkv_size, "z"),
         (hidden, hidden, "y"),
-        (hidden, inner * (2 if config.encoder == "modern" else 1), "z"),
+        (hidden, inner * (2 if config.has_gate else 1), "z"),
         (inner, hidden, "y"),
     ]
 

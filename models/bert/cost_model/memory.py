@@ -173,7 +173,7 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
         return more(rows, k, n, "z", of_it in (True, "input"), of_it in (True, "weight"))
 
     hidden, columns, sizes = config.hidden, config.embedding_size, layer_products(config)
-    relu = config.encoder == "classic" and config.activation == "relu"  # which keeps its result
+    relu = not config.has_gate and config.activation == "relu"  # which keeps its result
     layers = sum(
         more(load.rows, *size, count.inputs, count.weights, shard_stays=relu and size == sizes[-1])
         for size, count in zip(sizes, kept.layers, strict=True)
@@ -197,19 +197,19 @@ def _layer(
     gates: bool,
 ) -> int:
     """Elements that a layer keeps of which nothing is recomputed."""
-    hidden, inner, modern = config.hidden, config.inner_size, config.encoder == "modern"
+    hidden, inner, gated = config.hidden, config.inner_size, config.has_gate
     y, z = wire.size("y"), wire.size("z")
     state, wide = load.rows * hidden // (y * z), load.rows * inner // (y * z)
     # A product's input lies on this rank in a share of what is gathered of it.
     over_y, over_z = (1, 1) if choice.reshard_after_forward else (y, z)
     products = 2 * over_y * state + over_z * (state + wide)
     # Of ReLU the result alone, which is the next product's input; of gates both inputs, and the activation's result.
-    between = (3 - gates if modern else 0 if config.activation == "relu" else 1) * wide
+    between = (3 - gates if gated else 0 if config.activation == "relu" else 1) * wide
     kept = products + state * config.qkv_size // hidden + 2 * state + between
     # Over an x of 1 nothing is gathered, and what is kept is what was converted: not where a copy stays anyway.
     converts = wire.compute != wire.parameter and not shadow_weights
     if not choice.reshard_after_forward and (wire.size("x") > 1 or converts):
-        kept += hidden * (config.qkv_size + hidden + (3 if modern else 2) * inner) // (y * z)
+        kept += hidden * (config.qkv_size + hidden + (3 if gated else 2) * inner) // (y * z)
     if device == "cpu" and config.attention_dropout and choice.recompute == "none":
         kept += config.heads // y * sum(length**2 for length in load.lengths)
     return kept

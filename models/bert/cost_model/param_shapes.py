@@ -201,7 +201,7 @@ def embeddings(config: BertConfig) -> list[ParamSpec]:
         if rows:
             found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
     if config.has_embedding_norm:
-        found += _norm("bert.embeddings.norm", columns, config.bias)
+        found += _norm("bert.embeddings.norm", columns, config.norm_bias)
     if config.has_relative_bias:
         found.append(_matrix("bert.relative_bias.weight", BiasBuckets().rows, config.heads, table("y")))
     return [
@@ -220,13 +220,13 @@ def distances(config: BertConfig) -> list[ParamSpec]:
 
 def after_encoder(config: BertConfig) -> list[ParamSpec]:
     """Those behind the layers: the last norm and the heads."""
-    hidden, vocab, bias, decoder = config.hidden, config.vocab, config.bias, "masked_lm.projection"
+    hidden, vocab, decoder = config.hidden, config.vocab, "masked_lm.projection"
     found: list[ParamSpec] = []
     if config.pre_norm:
-        found += _norm("bert.final_norm", hidden, bias)
+        found += _norm("bert.final_norm", hidden, config.norm_bias)
     if not config.has_decoder_alone:
-        found += _linear("masked_lm.dense", hidden, config.embedding_size, bias)
-        found += _norm("masked_lm.norm", config.embedding_size, bias, on_y=True)
+        found += _linear("masked_lm.dense", hidden, config.embedding_size, config.head_bias)
+        found += _norm("masked_lm.norm", config.embedding_size, config.norm_bias, on_y=True)
     if not config.tied:
         found.append(_multiplied(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")))
     if not config.has_decoder_alone:
@@ -276,12 +276,13 @@ def _norm(name: str, hidden: int, bias: bool, *, on_y: bool = False) -> Iterator
 
 
 def _layer(name: str, config: BertConfig, number: int) -> Iterator[ParamSpec]:
-    hidden, inner, bias = config.hidden, config.inner_size, config.bias
-    up, into = ("up", inner) if config.encoder == "classic" else ("gate_up", 2 * inner)
-    yield from _linear(f"{name}.attention.qkv", hidden, config.qkv_size, bias)
-    yield from _linear(f"{name}.attention.out", hidden, hidden, bias, from_y=True)
+    hidden, inner = config.hidden, config.inner_size
+    of_qkv, of_out, of_up, of_down = config.layer_biases
+    up, into = ("gate_up", 2 * inner) if config.has_gate else ("up", inner)
+    yield from _linear(f"{name}.attention.qkv", hidden, config.qkv_size, of_qkv)
+    yield from _linear(f"{name}.attention.out", hidden, hidden, of_out, from_y=True)
     if layer_norms(config, number) == 2:
-        yield from _norm(f"{name}.attention_norm", hidden, bias)
-    yield from _linear(f"{name}.mlp.{up}", hidden, into, bias)
-    yield from _linear(f"{name}.mlp.down", inner, hidden, bias, from_y=True)
-    yield from _norm(f"{name}.mlp_norm", hidden, bias)
+        yield from _norm(f"{name}.attention_norm", hidden, config.norm_bias)
+    yield from _linear(f"{name}.mlp.{up}", hidden, into, of_up)
+    yield from _linear(f"{name}.mlp.down", inner, hidden, of_down, from_y=True)
+    yield from _norm(f"{name}.mlp_norm", hidden, config.norm_bias)

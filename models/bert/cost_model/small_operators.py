@@ -127,6 +127,17 @@ _OVER_X = 24
 for y and z."""
 _ROTARY, _ROTARY_COMPILED = 88, 28
 """Bytes of a layer of the modern encoder, for each row on face y and each column of a head: angles have no heads."""
+_TURNED: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
+    {(False, False): (69, 152), (False, True): (9, 24), (True, False): (73, 156), (True, True): (9, 12)}
+)
+"""By 16 bits and regions: operators of a classic layer with rotary positions more, and bytes for each element of the
+hidden state, beside those of angles."""
+_GATES: Mapping[bool, Count] = MappingProxyType({False: Count(3, 0, -1), True: Count(0)})
+"""By regions: operators of a classic layer whose MLP has a gate more; for each element inside it, its bytes are the
+modern encoder's."""
+_BIASES = Count(3, 2, 1), Count(5, 4, 6)
+"""Of QKV and of the products behind attention and MLP, where a layer has none: operators, and elements that are read or
+written for each of the hidden state, less. They are added alone where products are summed over several ranks."""
 _GROUPED: Mapping[tuple[bool, bool], tuple[int, int, int]] = MappingProxyType(
     {
         (False, False): (4, 32, 52),
@@ -153,11 +164,14 @@ _WITHOUT_TABLES: Mapping[tuple[bool, bool], Count] = MappingProxyType(
 )
 """By 16 bits and regions: bytes for each element of the hidden state that DeBERTa's rest has less, whose embeddings add
 up no tables; its table by distance has a norm, and as many operators."""
-_WITHOUT_TYPES: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
+_WITHOUT_TABLE: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
     {(False, False): (3, 20), (False, True): (2, 12), (True, False): (5, 26), (True, True): (4, 22)}
 )
 """By 16 bits and regions: operators, and bytes for each element of the hidden state, that the rest of a classic encoder
-without token types has less."""
+without token types, or without a table of positions, has less."""
+_WITHOUT_PLACES = Count(2, 5)
+"""Bytes for each element of the hidden state that it has less beside, without a table of positions: of their lookup's
+gradient."""
 _BIAS: Mapping[bool, tuple[int, int]] = MappingProxyType({False: (8, 12), True: (10, 22)})
 """By 16 bits: operators of a layer with a bias by distance more, and bytes for each of its scores, of which all
 sequences of one length share one."""
@@ -193,10 +207,12 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         )
     )
     slab = chunk(config.vocab, shape.y, wire.index("y"))
-    touched = layer.state.on(shape) * state + layer.inner.on(shape) * inner
-    if config.encoder == "modern":
+    of_inner = LAYER["modern", kind[1], kind[2]].inner if config.has_gate else layer.inner
+    touched = layer.state.on(shape) * state + of_inner.on(shape) * inner
+    if config.has_rotary:
         angles = _ROTARY_COMPILED if compiled else _ROTARY
         touched += angles * (load.rows // shape.z) * (config.hidden // config.heads)
+    turned = _turned(config, wire, compiled, state, inner) if kind[0] == "post" else Work()
     grouped = Work()
     if config.key_heads < config.heads:
         more, always, spared = _GROUPED[kind[1:]]
@@ -212,9 +228,12 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         )
     elif config.has_relative_bias:
         distances = _of_bias(config, wire, load)
-    if config.encoder == "classic" and config.distance_buckets is None and not config.types:
-        fewer, spared = _WITHOUT_TYPES[kind[1:]]
-        of_tables = Work(operators=-fewer, touched=-spared * state)
+    if config.encoder == "classic" and config.distance_buckets is None:
+        absent = (not config.position_rows) + (not config.types)
+        fewer, spared = _WITHOUT_TABLE[kind[1:]]
+        of_both = _WITHOUT_TABLES[kind[1:]].on(shape)
+        of_places = 0 if config.position_rows else _WITHOUT_PLACES.on(shape)
+        of_tables = Work(operators=-fewer * absent, touched=((0, -spared, of_both)[absent] - of_places) * state)
     absent, without = (config.mlp_dropout == 0) + (config.out_dropout == 0), int(config.dropout == 0)
     operators, dropped = _dropout(wire, compiled, config.pre_norm)
     operators_of_rest, dropped_of_rest = _dropout(wire, False, config.pre_norm)  # behind the embeddings, in no region
@@ -223,7 +242,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     of_table = _TABLE * (shape.y * shape.z > 1) + _TABLE_OVER_X * (shape.x > 1) + _TABLE_ALONE * (not config.tied)
     return Work(
         operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
-        + round(layers * distances.operators)
+        + round(layers * (distances.operators + turned.operators))
         + of_tables.operators
         + rest.operators.on(shape)
         - bare[0].on(shape)
@@ -232,7 +251,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         + _NEXT_SENTENCE * config.next_sentence
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
-            layers * distances.touched
+            layers * (distances.touched + turned.touched)
             + of_tables.touched
             + layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
             + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
@@ -242,6 +261,24 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
             + of_table * slab * (config.embedding_size // shape.z)
         ),
     )
+
+
+def _turned(config: BertConfig, wire: CommModel, compiled: bool, state: int, inner: int) -> Work:
+    """Of a classic layer, what rotary positions, a gate and its dropout are more, and biases that are not there less;
+    the gate's bytes are not in it."""
+    operators, touched, shape = 0, 0, wire.shape
+    if config.has_rotary:
+        operators, of_state = _TURNED[wire.compute == 2, compiled]
+        touched += of_state * state
+    if config.has_gate:
+        operators += _GATES[compiled].on(shape)
+    if config.gate_dropout:
+        own, dropped = _dropout(wire, False, False)
+        operators, touched = operators + own, touched + dropped * inner
+    if not any(config.layer_biases):
+        fewer, spared = (each.on(shape) for each in _BIASES)
+        operators, touched = operators - fewer, touched - spared * wire.compute * state
+    return Work(operators=operators, touched=touched)
 
 
 def _of_distances(config: BertConfig, buckets: LogBuckets, wire: CommModel, load: MicroBatchShape) -> Work:

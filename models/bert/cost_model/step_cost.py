@@ -168,7 +168,7 @@ class BertCosts:
                 f"compute={self.compute!r}."
             )
         longest = max(self.batch.lengths)
-        if self.config.encoder == "classic" and longest > self.config.positions:
+        if not self.config.has_rotary and longest > self.config.positions:
             raise ValueError(
                 f"sequences of {longest} tokens need positions of at least that. Got {self.config.positions}."
             )
@@ -329,11 +329,11 @@ class BertCosts:
                 times=number,
                 kept=of_them,
                 repeated=again,
-                bias=config.bias,
+                bias=bias,
                 together=block,
                 hands_on=face == "z" and not config.pre_norm,  # QKV and up
             )
-            for (k, n, face), count in zip(sizes, kept.layers, strict=True)
+            for (k, n, face), count, bias in zip(sizes, kept.layers, config.layer_biases, strict=True)
             for of_them, number in count.runs(config.layers)
         ]
 
@@ -352,7 +352,7 @@ class BertCosts:
         # Never in FP8: a loss reads what it returns.
         vocabulary = head(load.masked, columns, config.vocab, "weight", not config.has_decoder_alone)
         heads = [
-            *(head(load.masked, k, n, kept.dense, config.bias, block) for k, n, _ in dense),
+            *(head(load.masked, k, n, kept.dense, config.head_bias, block) for k, n, _ in dense),
             *(head(load.first, k, n, kept.pooler, config.has_pooler_bias, block) for k, n, _ in first),
         ]
         entry = [Product(rows=load.rows, k=columns, n=hidden, kept=kept.projection)] if config.has_projection else []

@@ -56,6 +56,13 @@ class Architecture:
     """Tensors of the head that classifies texts; where it is, a pooler beside it is not read."""
     again: Mapping[str, str] = field(default_factory=dict)
     """Names that some of its files have for tensors of BERT, beside those that are written: these and BERT's."""
+    published: tuple[tuple[str, str], ...] = ()
+    """Regular expressions and what they become: of names in files that its authors published before the library had it,
+    one after another, into the library's. Those of a BERT, and of one architecture, they leave alone."""
+    also: tuple[str, ...] = ()
+    """Other `model_type`s of such files."""
+    rotary: bool = False
+    """BERT's layers, with rotary positions instead of a table of them."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Its modules of a layer whose rows are those of several of BERT's, one after another."""
     second_bias: bool = False
@@ -101,6 +108,12 @@ class Architecture:
             number, part, kind = match.groups()
             return f"bert.encoder.layer.{number}.{self._parts.get(part, part)}.{kind}"
         return f"bert.{name.removeprefix(self.prefix)}" if name.startswith(self.prefix) else name
+
+    def today(self, name: str) -> str:
+        """The library's name for one of a file that may be older than its support."""
+        for pattern, new in self.published:
+            name = re.sub(pattern, new, name)
+        return name
 
     def with_prefix(self, name: str) -> str:
         """The name in a file with heads of one in a file of the encoder alone."""
@@ -156,6 +169,27 @@ _OF_TEXTS = _both({"bert.pooler.dense": "classifier.dense", "classifier": "class
 _FUSED = {
     "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "mlp.Wi": ("intermediate.gate", "intermediate.up"),
+}
+_POST_ROTARY = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "post_attention_layernorm",
+    "output.LayerNorm": "post_mlp_layernorm",
+}
+"""Of layers with rotary positions and BERT's norms."""
+_GATED = {
+    "intermediate.gate": "mlp.gate_proj",
+    "intermediate.up": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+}
+_PUBLISHED = {"self_attn.Wqkv": _FUSED["attn.Wqkv"]}
+"""Fused in files that came before the library's support, and never written."""
+_OF_CLASSES = ("pooler classifier", "tags", "masked_lm", "")
+_SEES_ALL: dict[str, tuple[Any, str]] = {
+    "is_decoder": (False, "a decoder sees no later tokens"),
+    "add_cross_attention": (False, "there is no second input to attend to"),
 }
 _ROBERTA: dict[str, Any] = {
     "prefix": "roberta.",
@@ -408,6 +442,105 @@ ARCHITECTURES = {
             },
             heads=_sets(*_FINE_TUNED, "masked_lm", ""),
         ),
+        Architecture(
+            name="jina_embeddings_v3",
+            title="Jina's third embedding model",
+            classes="JinaEmbeddingsV3",
+            stack="layers",
+            in_layers={**_POST_ROTARY, "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2"},
+            fused=_PUBLISHED,
+            rotary=True,
+            fixed={**_SEES_ALL, "position_embedding_type": ("rotary", "positions are rotary here")},
+            published=(
+                (r"\bencoder\.layers\.", "layers."),
+                (r"\bemb_ln\.", "embeddings.LayerNorm."),
+                (r"(layers\.\d+)\.mixer\.Wqkv\.", r"\1.self_attn.Wqkv."),
+                (r"(layers\.\d+)\.mixer\.out_proj\.", r"\1.self_attn.o_proj."),
+                (r"(layers\.\d+)\.norm1\.", r"\1.post_attention_layernorm."),
+                (r"(layers\.\d+)\.norm2\.", r"\1.post_mlp_layernorm."),
+            ),
+            **_ROBERTA | {"defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-5}},
+        ),
+        Architecture(
+            name="nomic_bert",
+            title="NomicBERT",
+            classes="NomicBert",
+            prefix="nomic_bert.",
+            stack="layers",
+            in_layers={**_POST_ROTARY, **_GATED},
+            fused=_PUBLISHED,
+            others=_both({"cls.predictions.transform.LayerNorm": "cls.predictions.transform.layer_norm"}),
+            second_bias=True,
+            rotary=True,
+            defaults={"hidden_act": "silu"},
+            fixed={
+                **_SEES_ALL,
+                "prenorm": (False, "there are LayerNorms after its blocks"),
+                "parallel_block": (False, "attention and MLP come one after the other here"),
+                "use_rms_norm": (False, "there are LayerNorms here"),
+                "causal": (False, "all tokens see one another here"),
+                "qkv_proj_bias": (False, "its products have no biases here"),
+                "mlp_fc1_bias": (False, "its products have no biases here"),
+                "mlp_fc2_bias": (False, "its products have no biases here"),
+                "rotary_emb_fraction": (1.0, "all columns of a head are turned here"),
+                "rotary_emb_interleaved": (False, "rotary positions turn the first half with the second here"),
+                "rotary_emb_scale_base": (None, "queries and keys are turned and not scaled here"),
+                "rotary_scaling_factor": (None, "positions beyond max_trained_positions are turned as all are here"),
+                "num_experts": (0, "MLPs have no experts here"),
+                "position_embedding_type": ("rope", "positions are rotary here"),
+            },
+            published=(
+                (r"^bert\.", "nomic_bert."),
+                (r"\bencoder\.layers\.", "layers."),
+                (r"\bemb_ln\.", "embeddings.LayerNorm."),
+                (r"(layers\.\d+)\.attn\.Wqkv\.", r"\1.self_attn.Wqkv."),
+                (r"(layers\.\d+)\.attn\.out_proj\.", r"\1.self_attn.o_proj."),
+                (r"(layers\.\d+)\.mlp\.fc11\.", r"\1.mlp.up_proj."),
+                (r"(layers\.\d+)\.mlp\.fc12\.", r"\1.mlp.gate_proj."),
+                (r"(layers\.\d+)\.mlp\.fc2\.", r"\1.mlp.down_proj."),
+                (r"(layers\.\d+)\.norm1\.", r"\1.post_attention_layernorm."),
+                (r"(layers\.\d+)\.norm2\.", r"\1.post_mlp_layernorm."),
+            ),
+            heads=_sets(*_OF_CLASSES),
+        ),
+        Architecture(
+            name="gte",
+            title="GTE",
+            classes="Gte",
+            prefix="gte.",
+            stack="layers",
+            in_layers={**_POST_ROTARY, **_GATED},
+            fused={**_PUBLISHED, "mlp.up_gate_proj": ("intermediate.up", "intermediate.gate")},
+            others={
+                **_both(
+                    {
+                        "cls.predictions.transform.dense": "lm_head.dense",
+                        "cls.predictions.transform.LayerNorm": "lm_head.layer_norm",
+                    }
+                ),
+                "cls.predictions.decoder.weight": "lm_head.decoder.weight",
+                "cls.predictions.bias": "lm_head.decoder.bias",
+            },
+            rotary=True,
+            defaults={"pad_token_id": 1},
+            fixed={
+                **_SEES_ALL,
+                "position_embedding_type": ("rope", "positions are rotary here"),
+                "layer_norm_type": ("layer_norm", "there are LayerNorms here"),
+                "logn_attention_scale": (False, "scores do not hang on how long a text is here"),
+            },
+            also=("new",),
+            published=(
+                (r"^new\.", "gte."),
+                (r"\bencoder\.layer\.", "layers."),
+                (r"(layers\.\d+)\.attention\.qkv_proj\.", r"\1.self_attn.Wqkv."),
+                (r"(layers\.\d+)\.attention\.", r"\1.self_attn."),
+                (r"(layers\.\d+)\.attn_ln\.", r"\1.post_attention_layernorm."),
+                (r"(layers\.\d+)\.mlp_ln\.", r"\1.post_mlp_layernorm."),
+                (r"\blm_head\.norm\.", "lm_head.layer_norm."),
+            ),
+            heads=_sets(*_OF_CLASSES),
+        ),
     )
 }
 """By `model_type`."""
@@ -433,6 +566,7 @@ def architecture_of(settings: Mapping[str, Any], where: Path) -> Architecture:
     """
     kind, names = settings.get("model_type"), architectures_from(settings, where)
     known = ", ".join(f"{each.title} ({name})" for name, each in ARCHITECTURES.items())
+    kind = next((name for name, each in ARCHITECTURES.items() if kind in each.also), kind)
     if kind is not None and (not isinstance(kind, str) or kind not in ARCHITECTURES):
         reason = _REASONS.get(str(kind))
         raise ValueError(

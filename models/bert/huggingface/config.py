@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.bert.config import BertConfig
+from models.bert.config import ROTARY_BASES, BertConfig, types_of
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of
 from tensor3d.ops.activations import Activation
 
@@ -56,7 +57,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
 }
 CROSS_ENCODER, IDENTITY = "sentence_transformers", "torch.nn.modules.linear.Identity"
 """Of the config.json of a cross-encoder of sentence-transformers: {"activation_fn": the score's}."""
-_TYPES = 2  # of tokens, where a config.json does not say: the library's default
 _PAD, _NARROW, _DROPOUT, _TIED = "pad_token_id", "embedding_size", "classifier_dropout", "tie_word_embeddings"
 _ANSWERS_DROPOUT = "answers_dropout"
 _OF_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels", "problem_type", _DROPOUT)
@@ -77,6 +77,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         ValueError: an architecture that is not there, a setting that it does not have here, a size that is missing
     """
     found = architecture_of(settings, where)
+    if found.name == "nomic_bert":
+        settings = _named_as_today(settings, where)
     for name, (needed, reason) in (_OF_ALL | dict(found.fixed or _FIXED)).items():
         value = settings.get(name, needed)
         if value != needed and value is not None:
@@ -94,6 +96,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         fields |= _modern_fields(settings, found, where)
     elif found.name == "eurobert":
         fields |= _eurobert_fields(settings, found, where)
+    elif found.rotary:
+        fields |= _rotary_fields(settings, found, where)
     elif found.name == "xlm-roberta-xl":
         fields["norm"] = "pre"
     elif found.name == "deberta-v2":
@@ -101,7 +105,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
     for field, own in _named(found, _SIZES):
         if own not in settings and field != "types":
             raise ValueError(f"{where} has no {own}, which says how large the model is. Add it.")
-        fields[field] = _number(settings, own, where, int) if own in settings else _TYPES
+        fields[field] = _number(settings, own, where, int) if own in settings else types_of(fields["family"])
     numbers = _named(found, _NUMBERS)
     fields |= {field: _number(settings, own, where, float) for field, own in numbers if own in settings}
     if found.settings.get("type_vocab_size", "") is None:
@@ -111,7 +115,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
             raise ValueError(f"{where} has no {_NARROW}, which says how large the model is. Add it.")
         columns = _number(settings, _NARROW, where, int)
         fields["embedding"] = None if columns == fields["hidden"] else columns
-    if _PAD in found.defaults:
+    if _PAD in found.defaults and not found.rotary:
         fields["first_position"] = _number({**found.defaults, **settings}, _PAD, where, int) + 1
         if fields["positions"] <= fields["first_position"]:
             raise ValueError(
@@ -254,14 +258,7 @@ def _eurobert_fields(settings: Mapping[str, Any], architecture: Architecture, wh
     fields["eps"] = architecture.defaults["layer_norm_eps"]
     if settings.get(_KEY_HEADS) is not None:
         fields["kv_heads"] = _number(settings, _KEY_HEADS, where, int)
-    if settings.get(_HEAD_DIM) is not None:
-        columns, heads = (
-            _number({name: 0, **settings}, name, where, int) for name in ("hidden_size", "num_attention_heads")
-        )
-        if heads > 0 and (found := _number(settings, _HEAD_DIM, where, int)) * heads != columns:
-            raise ValueError(
-                f"{where}: {_HEAD_DIM} must be hidden_size / num_attention_heads = {columns / heads:g}. Got {found}."
-            )
+    _check_head_dim(settings, where)
     said, pooling = settings.get(_POOLING), settings.get(_OLD_POOLING)
     if said is not None and pooling is not None and said != pooling:
         raise ValueError(
@@ -276,6 +273,18 @@ def _eurobert_fields(settings: Mapping[str, Any], architecture: Architecture, wh
     return fields
 
 
+def _check_head_dim(settings: Mapping[str, Any], where: Path) -> None:
+    if settings.get(_HEAD_DIM) is None:
+        return
+    columns, heads = (
+        _number({name: 0, **settings}, name, where, int) for name in ("hidden_size", "num_attention_heads")
+    )
+    if heads > 0 and (found := _number(settings, _HEAD_DIM, where, int)) * heads != columns:
+        raise ValueError(
+            f"{where}: {_HEAD_DIM} must be hidden_size / num_attention_heads = {columns / heads:g}. Got {found}."
+        )
+
+
 def _eurobert_settings(config: BertConfig) -> dict[str, Any]:
     """The way back of `_eurobert_fields`, in both spellings."""
     base = config.rotary_base_of(0)
@@ -287,6 +296,90 @@ def _eurobert_settings(config: BertConfig) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": base},
         **{name: needed for name, (needed, _) in ARCHITECTURES["eurobert"].fixed.items() if needed is not None},
     }
+
+
+# Rotary positions in BERT's layers: Jina's third embedding model, NomicBERT and GTE, as the library says them
+# (`rope_parameters`), and as their authors' code did (`rope_theta` and `rope_scaling`, `rotary_emb_base`).
+_ROPE, _OLD_SCALING, _FACTOR = "rope_parameters", "rope_scaling", "factor"
+_OWN_THETA = {"jina_embeddings_v3": "rotary_emb_base", "nomic_bert": "rotary_emb_base"}
+_INNER_ACTIVATION = "activation_function"
+_OF_AUTHORS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "max_trained_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "resid_pdrop": "hidden_dropout_prob",
+    "embd_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    _INNER_ACTIVATION: "hidden_act",
+}
+_GATES = {"swiglu": "silu", "geglu": "gelu"}
+
+
+def _rotary_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What those three have beside the sizes of all."""
+    fields: dict[str, Any] = {}
+    if "layer_norm_eps" in architecture.defaults:
+        fields["eps"] = architecture.defaults["layer_norm_eps"]
+    if architecture.name != "jina_embeddings_v3":
+        fields["attention_dropout"] = 0.0
+    if architecture.name == "nomic_bert":
+        fields["dropout"] = 0.0
+    _check_head_dim(settings, where)
+    own = _OWN_THETA.get(architecture.name, _THETA)
+    said = {**_table(settings, _OLD_SCALING, where), **_table(settings, _ROPE, where)}
+    kind, default = said.pop("rope_type", said.pop("type", "default")), ROTARY_BASES[architecture.name]
+    base = _agreed_base(said, settings, own, default, where)
+    if kind in ("linear", "ntk"):
+        factor = _number({_FACTOR: 0, **said}, _FACTOR, where, float)
+        if not 0 < factor < math.inf:
+            raise ValueError(f"{where}: {_FACTOR} of {_ROPE} must be above 0 and finite. Got {factor:g}.")
+        if kind == "ntk":  # of GTE's authors, "fixed NTK": the base times the factor, and positions divided, too
+            if said.get("mixed_b") is not None:
+                raise ValueError(f"{where}: mixed_b of {_OLD_SCALING} must be null here. Got {said['mixed_b']!r:.60}.")
+            columns, heads = (
+                _number({name: 0, **settings}, name, where, int) for name in ("hidden_size", "num_attention_heads")
+            )
+            base, factor = base * factor, factor ** (2 * heads / max(1, columns))
+        fields["rotary_factor"] = factor
+    elif kind != "default":
+        raise ValueError(
+            f"{where}: rope_type of {_ROPE} must be 'default', 'linear', or 'ntk' of GTE's authors, for rotary "
+            f"positions are scaled in no other way here. Got {kind!r:.60}."
+        )
+    fields["rotary_base"] = None if base == default else base
+    return fields
+
+
+def _rotary_settings(config: BertConfig) -> dict[str, Any]:
+    """The way back of `_rotary_fields`, as the library says it."""
+    base = {"rope_theta": config.rotary_base_of(0)}
+    if config.rotary_factor == 1.0:
+        return {_ROPE: {"rope_type": "default", **base}}
+    return {_ROPE: {"rope_type": "linear", _FACTOR: config.rotary_factor, **base}}
+
+
+def _named_as_today(settings: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """A NomicBERT's settings under the library's names: those of its authors' files are GPT-2's."""
+    named = {name: value for name, value in settings.items() if name not in _OF_AUTHORS}
+    if settings.get(_INNER_ACTIVATION) is not None:
+        activation = settings[_INNER_ACTIVATION]
+        if activation not in _GATES:
+            raise ValueError(
+                f"{where}: {_INNER_ACTIVATION} must be one of {', '.join(_GATES)}, for its MLP has a gate. Got "
+                f"{activation!r:.60}."
+            )
+        settings = {**settings, _INNER_ACTIVATION: _GATES[activation]}
+    for old, new in _OF_AUTHORS.items():
+        if settings.get(old) is None:
+            continue
+        if named.setdefault(new, settings[old]) != settings[old]:
+            raise ValueError(
+                f"{where}: {old} {settings[old]!r} and {new} {named[new]!r} contradict. Remove the one that is wrong."
+            )
+    return named
 
 
 # What DeBERTa's attention is like, as the second and third version have it: the value that is needed, the library's
@@ -449,6 +542,10 @@ def settings_of(
         found = {**dict.fromkeys(_OF_TOKENS), **found}
     elif kind.name == "deberta-v2":
         new |= _deberta_settings(config, found)
+    elif kind.rotary:
+        new |= _rotary_settings(config)
+        spare = {*_OF_AUTHORS, *_OWN_THETA.values(), _OLD_SCALING, _THETA, "auto_map"}  # of code that is not needed
+        found = {_PAD: kind.defaults.get(_PAD, 0)} | {name: each for name, each in found.items() if name not in spare}
     if answers_dropout is not None and (name := kind.settings.get(_ANSWERS_DROPOUT)) is not None:
         new[name] = answers_dropout
     if kind.name == "mpnet":

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -58,9 +57,7 @@ _OF_LAYERS = {
     "mlp.down": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-_THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(?:weight|bias)")
-_GATED = {*_OF_LAYERS.values(), *chain(*_FUSED.values())} - {"intermediate.dense"}
-_IN_LAYERS = {*_OF_LAYERS.values(), *_FUSED["attention.qkv"]}
+_THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(weight|bias)")
 _FINAL_NORM = "bert.final_norm"
 RELATIVE_BIAS = "bert.encoder.relative_attention_bias.weight"
 """MPNet's, as it would be called in a BERT."""
@@ -147,8 +144,7 @@ def is_known(name: str, config: BertConfig) -> bool:
         return config.has_projection
     if name == RELATIVE_BIAS:
         return config.has_relative_bias
-    is_modern = config.encoder == "modern"
-    if is_modern and name.endswith(".bias"):
+    if config.encoder == "modern" and name.endswith(".bias"):
         return False
     if name.startswith(f"{_FINAL_NORM}."):
         return config.pre_norm
@@ -157,8 +153,18 @@ def is_known(name: str, config: BertConfig) -> bool:
     if name.startswith((f"{_DISTANCES}rel_embeddings.", f"{_DISTANCES}LayerNorm.")):
         return config.distance_buckets is not None
     if match := _THEIR_LAYER.fullmatch(name):
-        return match[1] in (_GATED if is_modern else _IN_LAYERS)
+        biases = _in_layers(config)
+        return match[1] in biases and (match[2] == "weight" or biases[match[1]])
     return name in _OTHERS.values() or name in BUFFERS
+
+
+def _in_layers(config: BertConfig) -> dict[str, bool]:
+    """The library's modules of a layer, and whether each has a bias."""
+    up = ("mlp.gate_up",) if config.has_gate else ("mlp.up",)
+    products = zip(("attention.qkv", "attention.out", *up, "mlp.down"), config.layer_biases, strict=True)
+    norms = dict.fromkeys(("attention_norm", "mlp_norm"), config.norm_bias)
+    own = {**dict(products), **norms}
+    return {theirs: bias for part, bias in own.items() for theirs in _FUSED.get(part, (_OF_LAYERS.get(part, ""),))}
 
 
 def part_of(name: str) -> str | None:

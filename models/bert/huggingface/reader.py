@@ -272,7 +272,8 @@ class HFWeights(WeightSource):
 
     def _check_names(self) -> None:
         """Raises ValueError for an encoder under other names, or with more in it than a BERT has."""
-        kind, prefix = self._architecture, param_names.prefix_among(self._tensors)
+        kind = self._architecture
+        prefix = param_names.prefix_among(map(kind.today, self._tensors))
         if prefix not in (None, "", kind.prefix):
             others = [each.title for each in ARCHITECTURES.values() if each.prefix == prefix]
             if others:
@@ -380,7 +381,7 @@ class HFWeights(WeightSource):
                 f"false), and {self._own(name)} is missing. Get a complete model, leave the head masked_lm out "
                 "(--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the setting."
             )
-        prefix = param_names.prefix_among(self._tensors)
+        prefix = param_names.prefix_among(map(self._architecture.today, self._tensors))
         begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
         if prefix is None:
             begin = f"it has no embedding of tokens, and its first tensor is {next(iter(self._tensors), 'none')}"
@@ -470,18 +471,21 @@ def _by_bert_name(
     Args:
         classes: of the library, that the folder was saved from.
     """
-    masked_lm = architecture.own_name(param_names.MASKED_LM_BIAS) in found
+    today = {name: architecture.today(name) for name in sorted(found)}
+    masked_lm = architecture.own_name(param_names.MASKED_LM_BIAS) in today.values()
     answers = any(name.endswith("ForQuestionAnswering") for name in classes)
-    is_bare = param_names.prefix_among(found) == ""
+    is_bare = param_names.prefix_among(today.values()) == ""
     # A classifier's dense layer is its pooler, and one of the encoder beside it is left over.
     left_over = (
-        f"{architecture.prefix}pooler." if any(name in found for name in architecture.of_texts.values()) else None
+        f"{architecture.prefix}pooler."
+        if any(name in today.values() for name in architecture.of_texts.values())
+        else None
     )
     tensors: dict[str, FileTensor] = {}
     by_name: dict[str, str] = {}
-    for name in sorted(found):
-        is_left = left_over is not None and name.startswith(left_over)
-        known = name if is_left else param_names.canonical(name, architecture, is_bare=is_bare)
+    for name, of_today in today.items():
+        is_left = left_over is not None and of_today.startswith(left_over)
+        known = name if is_left else param_names.canonical(of_today, architecture, is_bare=is_bare)
         held, apart = architecture.held_in(known, masked_lm=masked_lm, answers=answers)
         parts = _parts(name, found[name], len(held)) if apart else {name: found[name]}
         tensors |= parts

@@ -21,7 +21,7 @@ def config(**changes: Any) -> BertConfig:
         ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert, .*Got 'albert'"),
         (
             {"types": 0},
-            'types must be at least 1, but of the families "mpnet", .*"modernbert", "eurobert", "deberta-v2". Got 0',
+            'types must be at least 1, but of the families "mpnet", .*"eurobert", "deberta-v2", "gte". Got 0',
         ),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),

@@ -30,6 +30,9 @@ BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sen
 EUROBERT = replace(MODERN, family="eurobert", activation="silu", types=0, tied=False)
 DEBERTA = replace(CLASSIC, family="deberta-v2", types=0, next_sentence=False, position_buckets=256)
 MPNET = replace(CLASSIC, family="mpnet", types=0, first_position=2, next_sentence=False)
+JINA = replace(CLASSIC, family="jina_embeddings_v3", types=1, next_sentence=False)
+NOMIC = replace(CLASSIC, family="nomic_bert", activation="silu", next_sentence=False)
+GTE = replace(CLASSIC, family="gte", types=1, next_sentence=False)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,6 +76,14 @@ EVERY = [
     (DEBERTA, "1x2x1", "bf16", True),
     (DEBERTA, "1x1x2", "bf16", False),
     (DEBERTA, "2x2x2", "bf16", True),
+    (JINA, "1x1x1", "bf16", False),
+    (JINA, "2x2x2", "bf16", True),
+    (NOMIC, "1x2x1", "fp32", False),
+    (NOMIC, "1x1x2", "bf16", False),
+    (replace(NOMIC, dropout=0.0), "1x2x2", "bf16", True),
+    (GTE, "1x1x1", "fp32", True),
+    (GTE, "1x2x2", "bf16", False),
+    (replace(GTE, types=0, dropout=0.0), "1x1x1", "bf16", True),
     (MPNET, "1x1x1", "bf16", False),
     (MPNET, "1x1x2", "fp32", True),
     (replace(MPNET, family="distilbert", first_position=0), "1x1x1", "bf16", True),
@@ -106,6 +117,7 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
             + ("" if case[0].kv_heads is None else "-grouped")
             + ("" if case[0].next_sentence else "-alone")
             + ("" if case[0].distance_buckets is None else "-distances")
+            + (f"-{case[0].family}" if case[0].has_rotary and case[0].encoder == "classic" else "")
             + ("-bias" if case[0].has_relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
             marks=[] if case == FAST else pytest.mark.slow,
         )

@@ -34,6 +34,10 @@ EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
 DEBERTA = "DebertaV2"
 MPNET = "MPNet"
+ROTARY = ("JinaEmbeddingsV3", "NomicBert", "Gte")
+"""BERT's layers with rotary positions, which older versions of the library do not have."""
+LEAST = {"ModernBert": 2 + 6, EUROBERT: 2 + 6, "NomicBert": 4 + 11, "Gte": 3 + 16}
+"""Tensors of the embeddings and of a layer, of those that have fewer than BERT."""
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
     "ForSequenceClassification": BertForSequenceClassification,
@@ -64,7 +68,9 @@ def heads_of(family: str, kind: str) -> tuple[str, ...]:
 def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
-    random = np.random.default_rng([*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET).index(family)])
+    random = np.random.default_rng(
+        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY).index(family)]
+    )
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
     settings = {
@@ -109,6 +115,21 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             **{"relative_attention": True, "position_biased_input": False, "share_att_key": True},
             **{"norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p", "max_relative_positions": -1},
             **{"position_buckets": 2 * x * y * z, "layer_norm_eps": 1e-7, "type_vocab_size": 0},
+        }
+    if family in ROTARY:
+        waves: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0 + 100 * number}
+        if number % 3 == 1:
+            waves |= {"rope_type": "linear", "factor": 1.5}
+        if family != "JinaEmbeddingsV3":
+            settings["hidden_act"] = ("silu", "gelu")[number % 2]
+        return settings | {
+            "hidden_size": settings["hidden_size"]
+            + heads * z * (settings["hidden_size"] // heads % 2),  # heads of pairs
+            "type_vocab_size": {"JinaEmbeddingsV3": 1, "NomicBert": 2, "Gte": number % 3 % 2}[family],
+            "layer_norm_eps": 1e-5,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "rope_parameters": waves,
         }
     if family == MPNET:
         return settings | {"pad_token_id": 1, "layer_norm_eps": 1e-5}
@@ -219,7 +240,7 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
             mine = {key: value for key, value in mine.items() if key in theirs}
             assert any(key.endswith(DECODERS) for key in mine) == (number % 2 == 1 or family == EUROBERT)
         assert mine.keys() == theirs.keys()
-        assert len(mine) >= (2 + 6 if family in ("ModernBert", EUROBERT) else 4 + 16)  # of the embeddings and a layer
+        assert len(mine) >= LEAST.get(family, 4 + 16)
         found |= gradient_errors(mine, theirs)
         errors |= {f"{name}: {key}": value for key, value in found.items()}
     return errors

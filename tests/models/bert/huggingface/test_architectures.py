@@ -22,6 +22,7 @@ from tests.models.bert.huggingface.families import (
     LENGTHS,
     MPNET,
     OURS,
+    ROTARY,
     direction,
     drawn,
     heads_of,
@@ -123,6 +124,14 @@ EUROPEAN = [
 ]
 """The place of the first says what its classifier looks at."""
 DISENTANGLED = [(DEBERTA, kind) for kind in OURS]
+TURNED = [
+    (family, kind)
+    for kind in ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
+    for family in ROTARY
+    if hasattr(transformers, f"{family}Config")
+] + [("JinaEmbeddingsV3", "ForQuestionAnswering")] * hasattr(transformers, "JinaEmbeddingsV3Config")
+"""Of which a version of the library may have none."""
+WITH_TURNED = pytest.mark.skipif(not TURNED, reason="this version of transformers has none of them")
 OTHERS = [
     ("XLMRoberta", "ForSequenceClassification"),
     ("DistilBert", "ForQuestionAnswering"),
@@ -151,6 +160,10 @@ OTHERS = [
             for shape, dtype in (((1, 1, 1, 1), torch.float32), ((2, 2, 2, 1), torch.float64))
             for first in (2, 3)
         ),
+        pytest.param((1, 1, 1, 1), torch.float64, TURNED, marks=WITH_TURNED),
+        pytest.param((1, 2, 2, 1), torch.float64, TURNED[1:3] + TURNED[-4:], marks=WITH_TURNED),
+        pytest.param((2, 2, 2, 1), torch.float64, TURNED, marks=(WITH_TURNED, pytest.mark.slow)),
+        pytest.param((1, 1, 1, 1), torch.float32, TURNED[3:] + TURNED[:3], marks=(WITH_TURNED, pytest.mark.slow)),
         ((1, 1, 1, 1), torch.float64, DISENTANGLED),
         ((1, 2, 2, 1), torch.float64, DISENTANGLED[:2]),
         pytest.param((2, 2, 2, 1), torch.float64, DISENTANGLED, marks=pytest.mark.slow),
@@ -215,12 +228,14 @@ def test_models_by_chance_compute_what_the_librarys_do(
         MPNET,
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
         DEBERTA,
+        *sorted({family for family, _ in TURNED}),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
     """Names, bits and settings; the library finds no tensor missing and none too much."""
-    kinds = {kind: ours for kind, ours in OURS.items() if family != EUROBERT or (EUROBERT, kind) in EUROPEAN}
+    some = (*EUROPEAN, *TURNED) if family in (EUROBERT, *ROTARY) else [(family, kind) for kind in OURS]
+    kinds = {kind: ours for kind, ours in OURS.items() if (family, kind) in some}
     for kind, ours in kinds.items():
         folder, back, shape = tmp_path / kind, tmp_path / f"{kind}-back", (1, 1, 1, 1)
         twin = saved(folder, f"{family}{kind}", **drawn(family, kind, shape, 0))
@@ -257,6 +272,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         DEBERTA,
         MPNET,
         *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5]),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in sorted({family for family, _ in TURNED})),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
@@ -270,7 +286,7 @@ def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> Non
     export_huggingface(model, cube, back, heads=("masked_lm",), settings=weights.settings)
     wanted = tensors_of(twin)
     both = [name for name in wanted if name.endswith("decoder.bias") and name.replace("decoder.", "") in wanted]
-    assert len(both) == (family in ("Bert", "Roberta", DEBERTA, MPNET))
+    assert len(both) == (family in ("Bert", "Roberta", DEBERTA, MPNET, *ROTARY[:2]))
     wanted |= {name.replace("decoder.", ""): wanted[name] for name in both}
     assert same(load_file(back / "model.safetensors"), wanted)
     assert json.loads((back / "config.json").read_text())["tie_word_embeddings"] is False
