@@ -27,6 +27,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"family": "modernbert", "encoder": "modern", "types": 0, "next_sentence": False, "eps": 1e-5},
         **{"layers": 3, "window": 4, "global_every": 2, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
     },
+    "jina": {"family": "jina_embeddings_v3", "types": 1, "next_sentence": False, "rotary_factor": 1.5},
+    "nomic": {"family": "nomic_bert", "activation": "silu", "next_sentence": False},
+    "gte": {"family": "gte", "types": 1, "next_sentence": False},
     "deberta-v2": {"family": "deberta-v2", "types": 0, "next_sentence": False, "position_buckets": 8, "eps": 1e-7},
 }
 """Of `toy_config`: what holds for a BERT holds for each of them."""

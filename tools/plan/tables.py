@@ -41,6 +41,15 @@ _EURO: dict[str, Any] = {
 }
 _DEBERTA: dict[str, Any] = {"family": "deberta-v2", "types": 0, "vocab": 128100, "eps": 1e-7, "position_buckets": 256}
 _MPNET: dict[str, Any] = {"family": "mpnet", "first_position": 2, "types": 0, "vocab": 30527, "eps": 1e-5}
+_JINA: dict[str, Any] = {"family": "jina_embeddings_v3", "types": 1, "vocab": 250002, "positions": 8194, "eps": 1e-5}
+_NOMIC: dict[str, Any] = {
+    **{"family": "nomic_bert", "vocab": 30528, "positions": 2048, "activation": "silu"},
+    **{"dropout": 0.0, "attention_dropout": 0.0},
+}
+_GTE: dict[str, Any] = {
+    **{"family": "gte", "types": 1, "vocab": 250048, "positions": 8192, "attention_dropout": 0.0},
+    "rotary_factor": 8 ** (2 / 64),
+}
 MODELS: Mapping[str, BertConfig] = MappingProxyType(
     {
         **PRESETS,
@@ -62,6 +71,11 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "eurobert-2.1b": BertConfig(layers=32, hidden=2304, heads=18, kv_heads=6, inner=6144, **_EURO),
         # Song et al. 2020, arXiv 2004.09297.
         "mpnet-base": BertConfig(layers=12, hidden=768, heads=12, **_MPNET),
+        # Sturua et al. 2024, arXiv 2409.10173; Nussbaum et al. 2024, arXiv 2402.01613; Zhang et al. 2024, arXiv
+        # 2407.19669.
+        "jina-embeddings-v3": BertConfig(layers=24, hidden=1024, heads=16, **_JINA),
+        "nomic-bert-base": BertConfig(layers=12, hidden=768, heads=12, **_NOMIC),
+        "gte-multilingual-base": BertConfig(layers=12, hidden=768, heads=12, **_GTE),
         # He et al. 2021, arXiv 2111.09543.
         "deberta-v3-xsmall": BertConfig(layers=12, hidden=384, heads=6, **_DEBERTA),
         "deberta-v3-small": BertConfig(layers=6, hidden=768, heads=12, **_DEBERTA),

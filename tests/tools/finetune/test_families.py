@@ -26,6 +26,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mpnet": {"first_position": 2, "types": 0},
     "distilbert": {"types": 0},
     "electra": {"embedding": 8},
+    "jina_embeddings_v3": {"types": 1},
+    "nomic_bert": {"activation": "silu"},
+    "gte": {"types": 1},
     "modernbert": {
         **{"encoder": "modern", "types": 0, "window": 5, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
         **{"eps": 1e-5, "dropout": 0.0, "attention_dropout": 0.0, "pooling": "mean"},
@@ -139,6 +142,9 @@ TASKS = {
                 ("answer", ["answers"]),
             )
         ),
+        pytest.param("answer", "jina_embeddings_v3", ["answers"], marks=pytest.mark.slow),
+        pytest.param("tag", "nomic_bert", ["tags"], marks=pytest.mark.slow),
+        pytest.param("classify", "gte", ["pooler", "classifier"], marks=pytest.mark.slow),
         ("regress", "modernbert", ["prediction_head", "classifier"]),
         ("regress", "electra", ["pooler", "classifier"]),
     ],
@@ -181,8 +187,8 @@ def _losses(seed: Path) -> list[float]:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(each, marks=pytest.mark.long(reason="of a bias by distance packs are held to the library"))
-        if each == "mpnet"
+        pytest.param(each, marks=pytest.mark.long(reason="of these packs are held to the library"))
+        if each in ("mpnet", "jina_embeddings_v3", "nomic_bert", "gte")
         else each
         for each in FAMILIES
     ],

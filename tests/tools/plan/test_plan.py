@@ -523,6 +523,9 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         ("deberta-v3-xsmall", 70_958_820),
         ("deberta-v3-large", 435_191_908),
         ("mdeberta-v3-base", 279_061_880),
+        ("jina-embeddings-v3", 559_616_146),
+        ("nomic-bert-base", 137_354_304),
+        ("gte-multilingual-base", 306_210_496),
     ],
 )
 def test_the_relatives_of_bert_have_their_published_sizes(name: str, parameters: int) -> None:

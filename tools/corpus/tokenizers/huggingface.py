@@ -146,6 +146,8 @@ _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
         **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
         **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer", "mpnet": "MPNetTokenizer"},
         "deberta-v2": "DebertaV2Tokenizer",
+        "nomic_bert": "BertTokenizer",
+        **dict.fromkeys(("jina_embeddings_v3", "gte", "new"), "XLMRobertaTokenizer"),
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
     }
 )

@@ -95,8 +95,9 @@ def test_with_pre_layer_norm(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_with_a_bias_by_distance() -> None:
-    check((2, 2, 2, 1), toy_config(67, **FAMILIES["mpnet"]))
+@pytest.mark.parametrize("family", ["mpnet", "nomic", "gte"])
+def test_with_a_bias_by_distance_and_with_gates(family: str) -> None:
+    check((2, 2, 2, 1), toy_config(67, **FAMILIES[family]))
 
 
 @pytest.mark.parametrize(
