@@ -119,3 +119,20 @@ def test_what_cannot_be_is_refused() -> None:
 def _inner_that_does_not_divide() -> None:
     with pytest.raises(ValueError, match=r"inner.*y=2.*9"):
         GatedMLP3D(8, Cube(1, 2, 1), 9)  # 18 rows of the fused product would divide
+
+
+def test_dropout_behind_the_gate_and_a_bias_of_the_last_product_alone() -> None:
+    cube = Cube.single()
+    layer = GatedMLP3D(8, cube, 64, down_bias=True, dropout=0.5, std=0.3)
+    assert (layer.gate_up.bias, layer.down.bias is not None) == (None, True)
+    x = torch.randn(5, 8)
+    gated, seen = [], []
+    layer.dropout.register_forward_hook(lambda _, given, result: gated.append((given[0], result)))
+    layer.down.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    layer(x)
+    (given, kept), (read,) = gated[0], seen
+    assert read is kept
+    dropped = kept == 0
+    assert 0.2 < dropped.float().mean() < 0.8
+    torch.testing.assert_close(kept[~dropped], 2 * given[~dropped])
+    assert torch.equal(layer.eval()(x), layer(x))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensor3d import Sequences
+from tensor3d import Attention3D, Cube, Sequences
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.rotary import rotary, rotary_of_parts
 from tests.single_device_reference import CPU
@@ -45,6 +45,20 @@ def test_products_depend_on_the_distance_alone() -> None:
     scores = (rotary(q, positions)[:, 0] @ rotary(k, positions)[:, 0].T).diagonal(3)
     assert torch.allclose(scores, scores[0].expand_as(scores), atol=1e-5)
     assert abs(float((q[0] * k[0]).sum() - scores[0])) > 1e-3, "three places apart is not the same place"
+
+
+def test_positions_divided_by_a_factor() -> None:
+    """Every third place turns as every one does, both ways and in the parts of one product."""
+    q, thirds = torch.randn(30, 2, 6, dtype=torch.float64, requires_grad=True), 3 * torch.arange(30)
+    got, wanted = rotary(q, thirds, 500.0, 3.0), rotary(q, thirds // 3, 500.0)
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    (back,) = torch.autograd.grad(got.square()[:, :, 0].sum(), q, retain_graph=True)
+    torch.testing.assert_close(back, torch.autograd.grad(wanted.square()[:, :, 0].sum(), q)[0], rtol=1e-6, atol=1e-6)
+    product, regions = torch.stack([q, q, q], 2), CompiledRegions(False, CPU)
+    parts = rotary_of_parts(product, thirds, 500.0, regions, 3.0)
+    assert torch.equal(parts[0], got)
+    (of_parts,) = torch.autograd.grad(parts[1].square()[:, :, 0].sum(), q)
+    torch.testing.assert_close(of_parts, back)
 
 
 def test_the_gradient_is_exact() -> None:
@@ -104,5 +118,9 @@ def test_what_cannot_be_turned_is_refused() -> None:
         rotary(torch.zeros(3, 1, 5), positions)
     with pytest.raises(ValueError, match=r"above 0\. Got 0\.0"):
         rotary(torch.zeros(3, 1, 4), positions, base=0.0)
+    with pytest.raises(ValueError, match=r"factor of rotary positions must be above 0\. Got -1\.0"):
+        rotary(torch.zeros(3, 1, 4), positions, factor=-1.0)
+    with pytest.raises(ValueError, match=r"rotary_factor=2\.0 needs a rotary_base"):
+        Attention3D(8, 2, Cube.single(), rotary_factor=2.0)
     with pytest.raises(ValueError, match=r"Got \(4, 1, 4\) and \(3,\)"):
         rotary(torch.zeros(4, 1, 4), positions)

@@ -473,15 +473,15 @@ MUTATIONS = (
     Mutation(
         "rotary-turns-back",
         "tensor3d/ops/rotary.py",
-        old="return _turned(x, positions, base, 1.0)",
-        new="return _turned(x, positions, base, -1.0)",
+        old="return _turned(x, positions, base, factor, 1.0)",
+        new="return _turned(x, positions, base, factor, -1.0)",
         tests=("tests/ops/test_rotary.py",),
     ),
     Mutation(
         "rotary-gradient-turns-on",
         "tensor3d/ops/rotary.py",
-        old="_turned(gradient, positions, ctx.base, -1.0)",
-        new="_turned(gradient, positions, ctx.base, 1.0)",
+        old="_turned(gradient, positions, ctx.base, ctx.factor, -1.0)",
+        new="_turned(gradient, positions, ctx.base, ctx.factor, 1.0)",
         tests=("tests/ops/test_rotary.py::test_the_gradient_is_exact",),
     ),
     Mutation(

@@ -82,8 +82,8 @@ MUTATIONS = (
     Mutation(
         "inventory-qkv-of-as-many-heads",
         "models/bert/cost_model/param_shapes.py",
-        old='_linear(f"{name}.attention.qkv", hidden, config.qkv_size, bias)',
-        new='_linear(f"{name}.attention.qkv", hidden, 3 * hidden, bias)',
+        old='_linear(f"{name}.attention.qkv", hidden, config.qkv_size, of_qkv)',
+        new='_linear(f"{name}.attention.qkv", hidden, 3 * hidden, of_qkv)',
         tests=("tests/models/bert/cost_model/test_memory.py::test_parameters_and_moments_to_the_element",),
     ),
     Mutation(
@@ -160,6 +160,37 @@ MUTATIONS = (
         tests=(
             "tests/models/bert/huggingface/test_architectures.py::test_models_by_chance_compute_what_the_librarys_do",
         ),
+    ),
+    Mutation(
+        "rotary-factor-forgotten-by-a-layer",
+        "models/bert/model.py",
+        old="        rotary_factor=config.rotary_factor,\n",
+        new="",
+        tests=("tests/models/bert/huggingface/test_rotary.py::test_the_waves_that_gtes_authors_have",),
+    ),
+    Mutation(
+        "ntk-with-its-base-alone",
+        "models/bert/huggingface/config.py",
+        old="base, factor = base * factor, factor ** (2 * heads / max(1, columns))",
+        new="base, factor = base * factor, 1.0",
+        tests=(
+            "tests/models/bert/huggingface/test_rotary.py"
+            "::test_the_published_settings_are_read_and_written_as_the_library_has_them",
+        ),
+    ),
+    Mutation(
+        "gate-and-up-of-their-authors-turned-round",
+        "models/bert/huggingface/architectures.py",
+        old='"mlp.up_gate_proj": ("intermediate.up", "intermediate.gate")',
+        new='"mlp.up_gate_proj": ("intermediate.gate", "intermediate.up")',
+        tests=("tests/models/bert/huggingface/test_rotary.py::test_files_of_their_authors_are_the_same_model",),
+    ),
+    Mutation(
+        "no-dropout-behind-the-gate",
+        "tensor3d/layers/mlp.py",
+        old="self.down(self.dropout(self._opened(self.gate_up(x))))",
+        new="self.down(self._opened(self.gate_up(x)))",
+        tests=("tests/layers/test_mlp.py::test_dropout_behind_the_gate_and_a_bias_of_the_last_product_alone",),
     ),
     Mutation(
         "relative-bias-left-out-of-the-last-layer",
