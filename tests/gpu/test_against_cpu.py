@@ -54,6 +54,10 @@ def mpnet(cube: Cube) -> nn.Module:
     return BertForPreTraining(toy_config(VOCAB, **FAMILIES["mpnet"]), cube)
 
 
+def gte(cube: Cube) -> nn.Module:
+    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["gte"]), cube)
+
+
 def bert_loss(model: nn.Module, cube: Cube) -> Tensor:
     packs = toy_packs(VOCAB, 16)
     loss: Tensor = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
@@ -97,6 +101,7 @@ MODELS: dict[str, tuple[Callable[[Cube], nn.Module], Loss]] = {
     "bert modern": (bert_modern, bert_loss),
     "deberta": (deberta, bert_loss),
     "mpnet": (mpnet, bert_loss),
+    "gte": (gte, bert_loss),
     "gpt": (gpt, gpt_loss),
     "vit": (vit, vit_loss),
 }
