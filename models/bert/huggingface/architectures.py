@@ -567,6 +567,8 @@ def architecture_of(settings: Mapping[str, Any], where: Path) -> Architecture:
     kind, names = settings.get("model_type"), architectures_from(settings, where)
     known = ", ".join(f"{each.title} ({name})" for name, each in ARCHITECTURES.items())
     kind = next((name for name, each in ARCHITECTURES.items() if kind in each.also), kind)
+    if kind == "xlm-roberta" and settings.get("position_embedding_type") == "rotary":
+        return ARCHITECTURES["jina_embeddings_v3"]  # as its authors' own code calls it
     if kind is not None and (not isinstance(kind, str) or kind not in ARCHITECTURES):
         reason = _REASONS.get(str(kind))
         raise ValueError(

@@ -99,6 +99,26 @@ def test_the_published_sizes(config: BertConfig, size: int) -> None:
     assert sum(each.elements for each in parameters(replace(config, next_sentence=False))) == size
 
 
+@WITH_ALL
+def test_an_xlm_roberta_with_rotary_positions_is_jinas(tmp_path: Path) -> None:
+    """As its authors' files call it; of adapters beside its weights the error says what to do."""
+    saved(tmp_path, "JinaEmbeddingsV3Model", **drawn("JinaEmbeddingsV3", "Model", ONE, 0))
+    told = json.loads((tmp_path / CONFIG).read_text())
+    (base,) = (told.pop("rope_parameters")["rope_theta"],)
+    told |= {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": base}
+    (tmp_path / CONFIG).write_text(json.dumps({**told, "architectures": ["XLMRobertaModel"], "lora_adaptations": None}))
+    path = tmp_path / "model.safetensors"
+    tensors = authors_names(load_file(path), "JinaEmbeddingsV3", "roberta.")
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = open_weights(tmp_path).config
+    assert (config.family, config.rotary_base_of(0), config.position_rows) == ("jina_embeddings_v3", base, 0)
+    name = next(name for name in tensors if name.endswith("0.mixer.Wqkv.weight"))
+    tensors[f"{name.removesuffix('weight')}parametrizations.weight.0.lora_A"] = torch.ones(5, 4)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lora_A\. Adapters \(LoRA and the like\) .*merge them into its weights"):
+        open_weights(tmp_path)
+
+
 def test_the_waves_that_gtes_authors_have() -> None:
     """Their base times the factor, and what comes out divided by the factor's 2/d-th power."""
     config = config_from(GTE, Path(CONFIG))
