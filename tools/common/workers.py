@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
-from multiprocessing import connection
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, resource_tracker
 
 
 def split(lengths: Sequence[int], slots: int, *, padded: bool = False) -> list[slice]:
@@ -64,9 +65,32 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Inside, Ctrl-C is kept for the end of the block, and processes that begin there do not see it before
+    `begin_worker`: halfway they would answer with a traceback, and one that its parent does not know of yet would be
+    left alone."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+    resource_tracker.ensure_running()  # in the block it would let the signal in again
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # which another thread may get
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which children take over
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def begin_worker() -> None:
     """A worker goes when it is interrupted or when the process that it works for is gone, however that ended."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `starting_workers`
     parent = multiprocessing.parent_process()
     assert parent is not None, "workers are children"
     threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()

@@ -39,6 +39,7 @@ from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
 from tools.corpus.tokenizers.model_dir import CHECKPOINTS, CONFIG, HUGGINGFACE, copy_file, keep_tokenizer, tokenizer_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.predict.sentence_folder import MODULES, sentence_files, sentence_settings
+from tools.squad.windows import FACTS, AnswerSettings
 from tools.training.metrics import table
 
 # --- The folder that a conversion writes: it appears whole or not at all ----------------------------------------------
@@ -386,9 +387,22 @@ class ToHuggingFace(CubeCommand):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")
                 )
+            if "answers" in (weights.heads if self.heads is None else self.heads) and FACTS in weights.facts:
+                rows.append(("note", _of_answers(AnswerSettings.from_facts(weights.facts))))
             if sizes := weights.facts.get("sizes"):
                 rows.append(("note", f"vectors have learnt to be cut after {sizes} numbers, which stays here, too"))
             print("\n".join(table([*rows, ("written", str(self.output))])))
+
+
+def _of_answers(settings: AnswerSettings) -> str:
+    """What a config.json cannot say of how answers are found."""
+    told = (
+        f"answers of at most {settings.answer_length} tokens, in windows of {settings.max_length} that begin every "
+        f"{settings.stride}, questions of at most {settings.question_length}"
+    )
+    if settings.no_answer:
+        told += f", and no answer above a threshold of {settings.null_threshold:g}"
+    return f"{told}: these stay here, as the library has no place for them; give its pipeline the same"
 
 
 def _type_of(weights: WeightSource) -> DType:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import ShardedPairs
+from tensor3d.data.segments import SPECIAL_TOKENS
 from tools.common.files import parsed_json, read_file
 from tools.common.idle_options import IdleRule
 from tools.corpus.quick.corpus_info import load_corpus
@@ -18,6 +19,7 @@ from tools.corpus.quick.corpus_info import load_corpus
 REMEDY = (
     'A histogram file holds one JSON object with "counts", a list in which entry i counts the sequences of length i.'
 )
+_SHORTEST_PAIR = SPECIAL_TOKENS + 2
 _LARGEST = int(np.iinfo(np.int64).max)
 
 
@@ -52,6 +54,11 @@ class HistogramSource:
         assert self.corpus is not None
         if self.capacity is None:
             raise ValueError("a corpus has no longest sequence of its own: give --capacity, the token slots of a pack.")
+        if self.capacity < _SHORTEST_PAIR:
+            raise ValueError(
+                f"--capacity must be at least {_SHORTEST_PAIR} with --corpus: a pair has {SPECIAL_TOKENS} special "
+                f"tokens and one of each segment. Got {self.capacity}."
+            )
         return corpus_histogram(self.corpus, self.capacity, self.seed), self.capacity
 
 

@@ -553,14 +553,9 @@ def settings_of(
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}
-        if kind.settings.get(_DROPOUT, "") is None:
-            pass  # it is that of hidden states
-        elif _DROPOUT not in kind.defaults:
-            new[dropout] = classifier_dropout
-        elif dropout == _DROPOUT or architecture.endswith(
-            "ForSequenceClassification"
-        ):  # a setting of that one's own, with its own default
-            new[dropout] = config.dropout if classifier_dropout is None else classifier_dropout
+        if says_head_dropout(kind, architecture):
+            own = config.dropout if classifier_dropout is None else classifier_dropout
+            new[dropout] = own if _DROPOUT in kind.defaults else classifier_dropout
         unsaid = same and "problem_type" not in found and problem == ("regress" if len(labels) == 1 else "classify")
         if problem == "rank":
             # What CrossEncoder of sentence-transformers does with the score; where nothing says so, a sigmoid.
@@ -569,6 +564,15 @@ def settings_of(
             new["problem_type"] = {ours: theirs for theirs, ours in _PROBLEMS.items()}[problem]
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
     return {"pad_token_id": 0, **found, **new, _TIED: config.tied}
+
+
+def says_head_dropout(kind: Architecture, architecture: str) -> bool:
+    """Whether the config.json of a classifier says the dropout of what its head reads; else it is that of hidden
+    states. A setting with a name and a default of its own is that of the class for texts."""
+    own = kind.settings.get(_DROPOUT, _DROPOUT)
+    if own is None:
+        return False
+    return own == _DROPOUT or _DROPOUT not in kind.defaults or architecture.endswith("ForSequenceClassification")
 
 
 def _table(settings: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.bert.config import BertConfig
 from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
-from models.bert.huggingface.config import CONFIG, labels_from, settings_of
+from models.bert.huggingface.config import CONFIG, labels_from, says_head_dropout, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import (
     DECODER_BIAS,
@@ -137,7 +137,7 @@ class _Plan:
             told.append(_NO_POOLER.format(self.architecture))
         if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
-        if self._kind.settings.get("classifier_dropout", "") is None and not self.heads.isdisjoint(LABELLED):
+        if not self.heads.isdisjoint(LABELLED) and not says_head_dropout(self._kind, self.architecture):
             dropped = self._dropout()
             if dropped != self.config.dropout:
                 told.append(f"{CONFIG} says nothing of dropout {dropped:g} of what the head reads")

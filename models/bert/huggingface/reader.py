@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,7 @@ from models.bert.huggingface.model_json import read_object
 from models.bert.huggingface.weights import WeightSource
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF
-from tensor3d.distributed.object_collectives import first_names, run_on_all_ranks
+from tensor3d.distributed.object_collectives import all_gather_object, first_names, run_on_all_ranks
 from tensor3d.files import broken_links, open_regular
 from tensor3d.sharding.param_layout import local, local_slices
 
@@ -230,6 +231,7 @@ def _check_beginning(path: Path) -> None:
 # --- Weights of a Hugging Face folder ---------------------------------------------------------------------------------
 
 _COMPARED = 4096  # rows at once
+_SAMPLED = 256  # numbers of a row
 _OWN_DECODER = "masked_lm.projection.weight"
 """Of a model whose masked-LM head is not tied to the embedding."""
 
@@ -339,6 +341,7 @@ class HFWeights(WeightSource):
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         sources = run_on_all_ranks(cube, lambda: self._checked(used))
+        self._check_same_files(sources, cube)
         run_on_all_ranks(cube, lambda: self._check_tied(used, cube))
         run_on_all_ranks(cube, lambda: self._read(used, sources, cube))
         asked = {name for source in sources.values() for name in source}
@@ -351,6 +354,28 @@ class HFWeights(WeightSource):
             "unused": tuple(found for found in dict.fromkeys(self._names.values()) if found not in taken),
             "rounded": tuple(sorted(self._names[name] for name in rounded)) if narrow else (),
         }
+
+    def _check_same_files(self, sources: dict[str, tuple[str, ...]], cube: Cube) -> None:
+        """Compares between ranks a few numbers of every tensor that is read, for of most each rank reads its own part.
+
+        Raises:
+            ValueError: they differ, as on machines with folders of their own; with a name, on every rank.
+        """
+        if cube.shape.ranks == 1:
+            return
+
+        def sampled() -> dict[str, int]:
+            names = {self._names[each] for source in sources.values() for each in source}
+            with reading(self._tensors) as read:
+                return {name: _sampled(read, name, self._tensors[name].shape) for name in names}
+
+        by_rank = all_gather_object(cube, run_on_all_ranks(cube, sampled))
+        for rank, found in enumerate(by_rank):
+            if other := sorted(name for name in by_rank[0].keys() | found if by_rank[0].get(name) != found.get(name)):
+                raise ValueError(
+                    f"{self.folder} is not the same for all ranks: {first_names(other, 4)} of rank {rank} differ from "
+                    "those of rank 0. Put one folder on all machines."
+                )
 
     def _checked(self, used: dict[str, Tensor]) -> dict[str, tuple[str, ...]]:
         """The library's tensors of each parameter, all of which are there and have the right shapes."""
@@ -454,6 +479,15 @@ def _read(read: Read, name: str, part: tuple[slice, ...]) -> Tensor:
     if 0 in size:
         return torch.empty(size)
     return read(name, part)
+
+
+def _sampled(read: Read, name: str, shape: tuple[int, ...]) -> int:
+    """A checksum of the beginnings of the first, the middle and the last row: another training changes all of them."""
+    total = 0
+    for row in sorted({0, shape[0] // 2, shape[0] - 1}):
+        part = read(name, (slice(row, row + 1), *(slice(0, min(size, _SAMPLED)) for size in shape[1:])))
+        total = zlib.crc32(part.contiguous().view(torch.uint8).numpy().tobytes(), total)
+    return total
 
 
 def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:

@@ -14,6 +14,7 @@ from models.bert.text_batches import collate_texts
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.squad.small import PIECES, digit_questions, entry, squad, write, write_vocab
+from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 from tools.finetune.__main__ import AnswerConfig, main
 from tools.finetune.config import ModelSection, RunSection
@@ -85,6 +86,11 @@ def test_it_learns_and_writes_what_the_scripts_read(tmp_path: Path, capsys: pyte
     assert (facts["problem"], facts["heads"]) == ("answer", ["answers"])
     wanted = AnswerSettings(max_length=24, stride=4, question_length=8, answer_length=3)
     assert AnswerSettings.from_facts(facts["facts"]) == wanted
+    capsys.readouterr()
+    assert convert(["to-hf", str(folder), str(tmp_path / "hf")]) == 0
+    assert "answers of at most 3 tokens, in windows of 24 that begin every 4, questions of at most 8: these stay" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow

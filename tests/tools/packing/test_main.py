@@ -247,6 +247,9 @@ def test_a_stream_is_packed(histogram: Path, capsys: pytest.CaptureFixture[str])
 
 def test_bad_calls_are_said_in_one_message(histogram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "either --histogram FILE.json or --corpus DIR" in refused(capsys, "report")
+    assert "--capacity must be at least 5 with --corpus" in refused(
+        capsys, "report", "--corpus", tmp_path, "--capacity", 4
+    )
     both = ("report", "--histogram", histogram, "--corpus", tmp_path)
     assert "either --histogram FILE.json or --corpus DIR" in refused(capsys, *both)
     assert "there is no histogram file" in refused(capsys, "report", "--histogram", tmp_path / "no.json")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tools.common.workers import begin_worker, deal, usable_cores
+from tools.common.workers import begin_worker, deal, starting_workers, usable_cores
 from tools.corpus.pipeline.units import Outcome, Unit, WorkItem
 
 T = TypeVar("T")
@@ -107,7 +107,8 @@ def _done(
     while True:
         # Few at a time: nothing waits in a queue that would still be done after a failure.
         while len(doing) < at_once and (unit := next(left, None)) is not None:
-            doing[pool.submit(task, unit)] = unit
+            with starting_workers():
+                doing[pool.submit(task, unit)] = unit
         if not doing:
             return
         finished, _ = wait(doing, return_when=FIRST_COMPLETED)

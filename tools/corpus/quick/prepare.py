@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import fcntl
 import glob
 import hashlib
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensor3d.data import IndexedDataset, IndexedWriter
-from tools.common.files import append, make_folder, nearest, remove
+from tools.common.files import append, make_folder, naming, nearest, remove
 from tools.common.log import progress as progress_of
 from tools.common.signals import ending_on_sigterm
 from tools.common.workers import usable_cores
@@ -103,11 +102,8 @@ def draft_of(output: Path) -> Iterator[Path]:
     with ending_on_sigterm():
         draft.mkdir()
         try:
-            yield draft
-        except OSError as problem:
-            if problem.filename is None and problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(problem.errno, problem.strerror, str(output)) from problem
-            raise
+            with naming(output):
+                yield draft
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 

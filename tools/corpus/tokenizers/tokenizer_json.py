@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -195,6 +196,11 @@ def _open(content: bytes, file: Path) -> Library:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise missing("tokenizers", error) from error
+    if content.startswith(codecs.BOM_UTF8):
+        raise ValueError(
+            f"{file} begins with a byte order mark (EF BB BF), with which the tokenizers library reads no file. Save "
+            "it as UTF-8 without that mark."
+        )
     try:
         library = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises no other kind

@@ -449,27 +449,35 @@ def test_weights_that_are_not_finite_are_told(model: Any, tmp_path: Path) -> Non
     assert weights.fill(BertModel(weights.config, cube), cube).spoilt == ()
 
 
-def _filled_on_hosts(folder: Path) -> str:
+def _filled_on_hosts(folder: Path, cases: list[str]) -> list[str]:
     cube = Cube(1, 2, 1)
-    weights = open_weights(folder / f"host{cube.rank}")
-    try:
-        weights.fill(BertModel(weights.config, cube), cube)
-    except ValueError as refusal:
-        return str(refusal)
-    return ""
+    told = []
+    for case in cases:
+        weights = open_weights(folder / case / f"host{cube.rank}")
+        try:
+            weights.fill(BertModel(weights.config, cube), cube)
+        except ValueError as refusal:
+            told.append(str(refusal))
+    return told
 
 
 def test_folders_of_machines_that_differ(model: Any, tmp_path: Path) -> None:
     """Each rank reads its own parts: a model of two others would say something, and nothing would say so."""
     tensors, norm = tensors_of(model), "bert.encoder.layer.1.output.LayerNorm.weight"
-    for host, scale in (("host0", 1.0), ("host1", 2.0)):
-        write(tmp_path / host, {**tensors, norm: tensors[norm] * scale}, settings_of(model))
-    one, other = run_ranks(2, _filled_on_hosts, tmp_path)
-    for said in (one, other):
-        assert (
-            "is not the same for all ranks: copies of bert.layers.1.mlp_norm.weight on ranks 0 and 1 differ. " in said
-        )
-        assert said.endswith("Put one folder on all machines.")
+    one_number = tensors[norm].clone()
+    one_number[1] += 1
+    cases = {
+        "matrix": ({LAYER: tensors[LAYER] * 2}, f"{LAYER} of rank 1 differ from those of rank 0. "),
+        # A number that is not among the samples, of which ranks hold copies.
+        "vector": ({norm: one_number}, "copies of bert.layers.1.mlp_norm.weight on ranks 0 and 1 differ. "),
+    }
+    for case, (change, _) in cases.items():
+        write(tmp_path / case / "host0", tensors, settings_of(model))
+        write(tmp_path / case / "host1", {**tensors, **change}, settings_of(model))
+    for told in run_ranks(2, _filled_on_hosts, tmp_path, list(cases)):
+        for said, (_, message) in zip(told, cases.values(), strict=True):
+            assert f"is not the same for all ranks: {message}" in said
+            assert said.endswith("Put one folder on all machines.")
 
 
 def test_labels(tmp_path: Path) -> None:

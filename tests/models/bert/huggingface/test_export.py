@@ -41,7 +41,7 @@ from tests.models.bert.huggingface.subject import (
     values,
     write,
 )
-from tests.models.toy import toy_config
+from tests.models.toy import FAMILIES, toy_config
 from tests.single_device_reference import error
 
 transformers = pytest.importorskip("transformers")
@@ -209,6 +209,28 @@ def test_tags(tmp_path: Path) -> None:
     again = BertForTokenClassification.from_pretrained(tmp_path, cube)
     assert (again.outputs, again.dropout.p) == (3, 0.25)
     assert same(values(again), values(ours))
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [
+        (
+            {"family": "distilbert", "types": 0, "next_sentence": False},
+            "seq_classif_dropout",
+        ),
+        (FAMILIES["deberta-v2"], "cls_dropout"),
+    ],
+    ids=["distilbert", "deberta"],
+)
+def test_dropout_of_tags_that_the_library_has_no_setting_for(
+    tmp_path: Path, family: dict[str, Any], setting: str
+) -> None:
+    """Its setting is that of the class for texts alone."""
+    cube = Cube.single()
+    for dropout, note in ((None, None), (0.3, "config.json says nothing of dropout 0.3 of what the head reads")):
+        ours = BertForTokenClassification(toy_config(67, **family), 3, cube, dropout=dropout)
+        assert export_huggingface(ours, cube, tmp_path / str(dropout)).note == note
+        assert setting not in json.loads((tmp_path / str(dropout) / "config.json").read_text())
 
 
 @pytest.mark.parametrize(

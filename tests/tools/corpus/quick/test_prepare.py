@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,15 +60,16 @@ def test_unusable_sources_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "latin.txt", "empty.txt", "pipe"}
 
 
-def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_full_disk_is_told_with_the_folder_and_leaves_nothing(number: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def prepared() -> None:
         with draft_of(out) as draft:
             (draft / "train.bin").touch()
-            raise OSError(errno.ENOSPC, "No space left on device")  # as a write to an open file does, without a name
+            raise OSError(number, os.strerror(number))  # as a write to an open file does, without a name
 
-    with pytest.raises(OSError, match="No space left on device") as problem:
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as problem:
         prepared()
     assert problem.value.filename == str(out)
     assert not list(tmp_path.iterdir())

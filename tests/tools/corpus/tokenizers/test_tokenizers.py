@@ -124,6 +124,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         SentencePieceTokenizer(file)
     with pytest.raises(ValueError, match=r"is no tokenizer.json"):
         JsonTokenizer(file)
+    file.write_bytes(b"\xef\xbb\xbf{}")
+    with pytest.raises(ValueError, match=r"begins with a byte order mark \(EF BB BF\), .* Save it as UTF-8 without"):
+        JsonTokenizer(file)
     for make in (SentencePieceTokenizer, JsonTokenizer):
         with pytest.raises(ValueError, match=r"tokenizer.*nowhere"):
             make(tmp_path / "nowhere")
