@@ -6,6 +6,8 @@ placements for that: half a second on a mesh of four axes, where tests are about
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -21,6 +23,20 @@ def filled_like(parameter: Tensor, value: float) -> Tensor:
 def clone_of(parameter: Tensor) -> Tensor:
     """`parameter.detach().clone()`."""
     return _laid(local(parameter).detach().clone(), parameter)
+
+
+class LocalSGD(torch.optim.Optimizer):
+    """`torch.optim.SGD(parameters, lr)`."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    local(parameter).sub_(local(parameter.grad), alpha=group["lr"])
 
 
 def begin_adam(optimizer: torch.optim.Optimizer) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.dtensors import begin_adam, clone_of, filled_like
+from tests.dtensors import LocalSGD, begin_adam, clone_of, filled_like
 
 
 @pytest.mark.parametrize(("fused", "amsgrad"), [(False, False), (True, False), (True, True)])
@@ -37,3 +37,13 @@ def test_likes_are_those_of_torch() -> None:
     assert torch.equal(clone_of(parameter), parameter)
     assert not filled_like(parameter, 2.0).requires_grad
     assert not clone_of(parameter).requires_grad
+
+
+def test_a_step_down_is_that_of_torch() -> None:
+    ours, theirs = ([nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)), nn.Parameter(torch.ones(2))] for _ in range(2))
+    for optimizer in (LocalSGD(ours, lr=0.3), torch.optim.SGD(theirs, lr=0.3)):
+        (first, _) = optimizer.param_groups[0]["params"]
+        for _ in range(2):
+            first.square().sum().backward()
+            optimizer.step()
+    assert all(map(torch.equal, ours, theirs))

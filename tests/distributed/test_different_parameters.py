@@ -27,6 +27,7 @@ from tensor3d import (
     vector,
 )
 from tensor3d.sharding.param_layout import copies
+from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, make_twins, ranks_of
 from tests.small_buckets import small_buckets
@@ -269,7 +270,7 @@ def _left_a_pass_out() -> str:
     """Its next pass would be taken for the one in which the other rank waits, and the copies drift apart."""
     cube = Cube(data=2)
     model = Blocks(cube, norms=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    optimizer = LocalSGD(model.parameters(), lr=0.1)
     x = torch.ones(4, HIDDEN, requires_grad=True)
     with pytest.raises(ValueError, match="some have left out a pass") as caught:  # noqa: PT012
         for skipped in (False, True, False):

@@ -21,3 +21,15 @@ def loaded_objects_left_alone() -> Iterator[None]:
     finally:
         if not frozen_before:  # else whoever froze those wants them so
             gc.unfreeze()
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Within, nothing is collected: for work that makes many objects and no cycles of them, and lets go of all."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

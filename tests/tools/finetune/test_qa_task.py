@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from models.bert import BertConfig
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube
+from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
 from tests.tools.squad.small import PIECES, digit_questions, entry, squad, write, write_vocab
 from tools.convert.__main__ import main as convert
@@ -123,7 +123,7 @@ def steps_of(folder: Path, cube: Cube) -> tuple[list[float], dict[str, float]]:
     task = task_of(folder, cube)
     cube.manual_seed(0)
     model = task.make_model(CONFIG, cube)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+    optimizer = LocalSGD(model.parameters(), lr=0.5)
     losses = []
     for step in range(3):
         examples = [task.train[(step * 5 + place) % len(task.train)] for place in range(7)]

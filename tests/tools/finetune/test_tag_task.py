@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from models.bert import BertConfig
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube
+from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tests.tools.squad.small import COLORS, DIGITS, PIECES, write_vocab
@@ -105,7 +105,7 @@ def steps_of(folder: Path, cube: Cube, padded: bool = False) -> tuple[list[float
     task = task_of(folder, cube)
     cube.manual_seed(0)
     model = task.make_model(CONFIG, cube)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, foreach=False)
+    optimizer = LocalSGD(model.parameters(), lr=0.5)
     losses = []
     for step in range(3):
         examples = [task.train[(step * 7 + place) % len(task.train)] for place in range(9)]

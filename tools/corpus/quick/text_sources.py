@@ -13,10 +13,12 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from tools.common.files import not_plain_text, open_regular
+from tools.common.garbage import no_collections
 from tools.corpus.sentences import likely_encoding
 
 # --- Where text comes from --------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class EmbeddedSource:
         for name in sorted(topics):
             yield topics[name]
         for path in self._files:
-            yield "\n\n".join(docstrings(path.read_bytes()))
+            yield _docstrings_of(path, path.stat().st_mtime_ns)
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -199,22 +201,29 @@ def _sources(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
-def docstrings(source: bytes) -> Iterator[str]:
+@cache
+def _docstrings_of(path: Path, written: int) -> str:
+    """Those of a file as it was written last. Kept, some megabytes in all: parsing takes seconds, and a run that needs
+    a tokenizer, texts to train on and texts to measure on reads the corpus three times."""
+    return "\n\n".join(docstrings(path.read_bytes()))
+
+
+def docstrings(source: bytes) -> list[str]:
     """Every docstring of a module, in the order of the source; none where it is not valid Python."""
-    try:
-        with warnings.catch_warnings():
-            # Old escapes in other people's strings are not our concern.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    yield from _docstrings(tree)
+    # A tree has no cycles. Its many objects had all that is loaded looked through again and again, half of the time.
+    with no_collections(), warnings.catch_warnings():
+        # Old escapes in other people's strings are not our concern.
+        warnings.simplefilter("ignore")
+        try:
+            return list(_docstrings(ast.parse(source)))
+        except (SyntaxError, ValueError):
+            return []
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
     if isinstance(node, _Documented) and (text := ast.get_docstring(node)):
         yield text
     # Definitions also stand inside `if` and `try`, but never inside an expression.
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.excepthandler):
+    for field in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, field, ()):
             yield from _docstrings(child)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.stories import STORIES
+from tools.corpus.quick import text_sources
 from tools.corpus.quick.sentencepiece_tokenizer import load_tokenizer, train_tokenizer
 from tools.corpus.quick.text_sources import EmbeddedSource, TextSource, docstrings
 from tools.corpus.sentences import split_sentences
@@ -49,8 +52,43 @@ except OSError:
 def late():
     """Late."""
 '''
-    assert list(docstrings(source)) == ["Module.", "Class.", "Method.", "Inner.", "Handler with \\d.", "Late."]
-    assert list(docstrings(b"print 'not Python 3'")) == []
+    assert docstrings(source) == ["Module.", "Class.", "Method.", "Inner.", "Handler with \\d.", "Late."]
+    assert docstrings(b"print 'not Python 3'") == []
+
+
+def test_a_module_is_parsed_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def noted(source: bytes) -> list[str]:
+        parsed.append(source)
+        return docstrings(source)
+
+    monkeypatch.setattr(text_sources, "docstrings", noted)
+    module = tmp_path / "module.py"
+    monkeypatch.setattr(text_sources, "_sources", lambda root: iter([module]))
+    module.write_text('"""As it was."""')
+    os.utime(module, ns=(0, 1))
+    assert [list(EmbeddedSource().documents())[-1] for _ in range(2)] == ["As it was."] * 2
+    module.write_text('"""As it is now."""')
+    os.utime(module, ns=(0, 2))
+    assert list(EmbeddedSource().documents())[-1] == "As it is now."
+    assert parsed == [b'"""As it was."""', b'"""As it is now."""']
+
+
+def test_nothing_is_collected_while_a_module_is_parsed() -> None:
+    begun: list[str] = []
+    source = b"""def f(a, b, c):\n    return [a + b * c, (a, b), {a: c}]\n""" * 500
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        begun.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        assert docstrings(source) == []
+    finally:
+        gc.callbacks.remove(note)
+    assert begun == []
+    assert gc.isenabled()
 
 
 def test_a_blank_line_ends_a_document(tmp_path: Path) -> None:
