@@ -67,7 +67,8 @@ read_hosts() {
         [ -z "$hosts" ] || refuse "--hosts and --hostfile exclude each other. Choose one."
         [ -f "$hostfile" ] || refuse "--hostfile '$hostfile' does not exist."
         while IFS= read -r line || [ -n "$line" ]; do
-            line=${line%$'\r'} # of an editor of Windows
+            line=${line%$'\r'} # of an editor of Windows, as is a byte order mark
+            line=${line#$'\xef\xbb\xbf'}
             read -r name rest <<<"${line%%#*}" || true
             [ -n "$name" ] || continue
             count=$rest

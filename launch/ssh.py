@@ -44,9 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = parser.add_mutually_exclusive_group(required=True)
     named.add_argument("--hosts", help="names with commas; the first one is the master")
     named.add_argument(
-        "--hostfile", type=Path, help="a host a line, with slots=N behind it if wanted; # begins a comment"
+        "--hostfile", type=Path, help="a host a line, with slots=N or :N behind it if wanted; # begins a comment"
     )
-    parser.add_argument("--master", help="HOST[:PORT] of the first host as the others reach it (default: its name)")
+    parser.add_argument(
+        "--master", help="HOST[:PORT] of the first host as the others reach it (default: its name, without a user)"
+    )
     parser.add_argument("--ssh", default=SSH, help="command that enters a host (default: %(default)s)")
     parser.add_argument("--repository", default=str(ROOT), help="where it lies on the hosts (default: %(default)s)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds (default: %(default)g)")
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not asked.grace >= 0:
             raise ValueError(f"--grace must be at least 0 seconds. Got {asked.grace:g}.")
         hosts, slots = read_hosts(asked.hosts, asked.hostfile)
-        commands = remote_commands(hosts, slots, asked.master or hosts[0], asked.ssh, asked.repository, rest)
+        commands = remote_commands(hosts, slots, asked.master or _address(hosts[0]), asked.ssh, asked.repository, rest)
     except (OSError, ValueError) as problem:
         print(f"launch/ssh.py: {problem}", file=sys.stderr)
         return BAD_INPUT
@@ -83,13 +85,19 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
     slots: dict[str, str | None] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].split()
+        if len(words) == 1 and (short := re.fullmatch(r"([^:]+):(\d+)", words[0])):  # and not an address of IPv6
+            if hostfile is None:
+                raise ValueError(
+                    f"--hosts: a host has no {short[2]} behind it. A port of ssh is said by --ssh. Got {line!r}."
+                )
+            words = [short[1], f"slots={short[2]}"]  # as launch/mpirun.sh has it, too
         if not words and hostfile is not None:
             continue
         count = re.fullmatch(r"slots=([1-9]\d*)", words[1]) if len(words) == 2 else None
         wrong = not words or words[0].startswith("-") or not words[0].isprintable()
         if wrong or len(words) > 2 or (len(words) == 2 and count is None):
             where = "--hosts" if hostfile is None else f"{hostfile}, line {number}"
-            raise ValueError(f"{where}: a host is written NAME or NAME slots=N. Got {line!r}.")
+            raise ValueError(f"{where}: a host is written NAME, NAME slots=N or NAME:N. Got {line!r}.")
         if words[0] in slots:
             raise ValueError(f"host {words[0]} stands there twice. Every node is one host.")
         hosts.append(words[0])
@@ -101,6 +109,11 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
         raise ValueError(f"every host needs the same slots, because every node has as many processes. Got {told}.")
     each = slots[hosts[0]]
     return hosts, None if each is None else int(each)
+
+
+def _address(host: str) -> str:
+    """Where a host is that ssh enters as a user."""
+    return host.rpartition("@")[2]
 
 
 def remote_commands(

@@ -126,7 +126,7 @@ AS_ROOT = " --allow-run-as-root" if os.geteuid() == 0 else ""
     ],
 )
 def test_each_mpirun_gets_its_own_options(checkout: Path, arguments: str, options: str) -> None:
-    (checkout / "slots").write_bytes(b"# two nodes\r\na slots=2\r\n\r\n  b:2  # the other\n")
+    (checkout / "slots").write_bytes(b"\xef\xbb\xbf# two nodes\r\na slots=2\r\n\r\n  b:2  # the other\n")
     result = mpirun(checkout, f"{arguments} --dry-run small.toml --run.steps 6 --output out")
     assert (result.returncode, result.stderr) == (0, "")
     prepare, doctor, training, *ranks = (shlex.split(line) for line in result.stdout.splitlines())

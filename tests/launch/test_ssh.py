@@ -38,15 +38,15 @@ def run(far: Path, body: str, *options: str, hosts: str = "a,b") -> subprocess.C
 
 def test_the_command_of_each_host(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("\ufeff# ours\r\na slots=4\r\n\nuser@b slots=4  # the other\n")
+    hostfile.write_text("\ufeff# ours\r\nuser@a slots=4\r\n\nuser@b:4  # the other\n")
     command = ssh("--hostfile", hostfile, "--repository", "/far away", "--dry-run", "--cube", "2x2x2", "r.toml")
     first, second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert first.startswith("ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30 a ")
+    assert first.startswith("ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30 user@a ")
     assert " user@b " in second
     assert "/far away" in first
     assert (
-        "exec launch/remote.sh launch/torchrun.sh --nodes 2 --node-rank 1 --master a --hosts a,user@b --per-node 4 "
-        "--cube 2x2x2 r.toml" in second
+        "exec launch/remote.sh launch/torchrun.sh --nodes 2 --node-rank 1 --master a --hosts user@a,user@b "
+        "--per-node 4 --cube 2x2x2 r.toml" in second
     )
 
 
@@ -129,10 +129,11 @@ def test_nothing_stays_behind_a_command_that_ends_by_itself(tmp_path: Path) -> N
         ("", "names no host"),
         ("a\na\n", "host a stands there twice"),
         ("a slots=4\nb\n", "needs the same slots.*a: 4, b: none given"),
-        ("a slots=four\n", "line 1: a host is written NAME or NAME slots=N. Got 'a slots=four'"),
+        ("a slots=four\n", "line 1: a host is written NAME, NAME slots=N or NAME:N. Got 'a slots=four'"),
         ("a 4 5\n", "Got 'a 4 5'"),
         ("-oProxyCommand=x\n", "Got '-oProxyCommand=x'"),
-        ("a\nb\0c\n", r"line 2: a host is written NAME or NAME slots=N\. Got 'b\\x00c'"),
+        ("a:0\n", "line 1: .* Got 'a:0'"),
+        ("a\nb\0c\n", r"line 2: a host is written NAME, NAME slots=N or NAME:N\. Got 'b\\x00c'"),
         ("a\nn\udcf6de\n", r"hosts is not UTF-8 at byte 4\. Convert it"),
     ],
 )
@@ -148,6 +149,7 @@ def test_bad_hostfiles(tmp_path: Path, content: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--hosts", "a:2,b:2"), "a host has no 2 behind it. A port of ssh is said by --ssh. Got 'a:2'"),
         (("--ssh", ""), "--ssh is empty. Name what enters a host"),
         (("--ssh", "ssh -i 'key"), "is no command: No closing quotation"),
         (("--grace", "nan"), "--grace must be at least 0 seconds. Got nan"),

@@ -203,7 +203,7 @@ class _Reading:
             return None
         raise ValueError(
             f"{self.path}: {where} does not occur in its context: {text!r}. Mend it, or leave such questions out: "
-            'bad = "skip" in [data] of a recipe, or --data.bad skip.'
+            'bad = "skip" in [data] of a recipe, --data.bad skip, or --bad skip of tools.squad windows.'
         )
 
     def _get(self, table: Any, key: str, kind: type[T], where: str) -> T:

@@ -15,6 +15,8 @@ import pytest
 import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Library
+from tokenizers import processors
 
 from models.bert import BertConfig, BertForPreTraining
 from models.bert.huggingface import write_model_json
@@ -393,6 +395,35 @@ def test_the_library_reads_our_tokenizers(tmp_path: Path, kind: Kind) -> None:
     assert theirs.unk_token_id == ours.unknown
     # Unlike here, "[MASK]" in a text is the token: that is how the library is asked to fill one in.
     assert special.mask in theirs(f"The {theirs.mask_token}.")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("single", "pair"),
+    [("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"), ("$A", "[CLS] $A [SEP] $B:1 [SEP]:1")],
+    ids=["RoBERTa's", "no ends"],
+)
+def test_another_template_of_the_file_gives_way_to_what_the_model_has_read(
+    tmp_path: Path, single: str, pair: str
+) -> None:
+    """`tools.corpus tokenizer --tokenizer-file` takes pieces alone, and texts are laid out as BERT has them."""
+    source, output = installed(tmp_path / "ours", "json"), tmp_path / "theirs"
+    ours = tokenizer_of(source).special
+    library = Library.from_file(str(source / "tokenizer" / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[("[CLS]", ours.cls), ("[SEP]", ours.sep)]
+    )
+    library.save(str(tmp_path / "other.json"))
+    install_tokenizer("json", tmp_path / "other.json", source / "tokenizer")
+    output.mkdir()
+    (output / "config.json").write_text(json.dumps({"model_type": "bert", **SIZES}))
+    assert "it laid out texts otherwise than the model has read them" in write_tokenizer(source, output, max_length=77)
+    theirs, [a, b] = (
+        transformers.AutoTokenizer.from_pretrained(output),
+        tokenizer_of(source).encode(["The fox", "a hill"]),
+    )
+    assert theirs("The fox")["input_ids"] == [ours.cls, *a, ours.sep]
+    assert theirs("The fox", "a hill")["input_ids"] == [ours.cls, *a, ours.sep, *b, ours.sep]
+    assert theirs("The fox", "a hill")["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
 
 
 def test_a_tokenizer_without_a_counterpart_goes_along_as_it_is(tmp_path: Path) -> None:

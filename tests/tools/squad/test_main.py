@@ -28,6 +28,13 @@ def test_windows_are_counted_and_compared(tmp_path: Path, capsys: pytest.Capture
     assert "1 bins differ, the first one at 16 tokens" in capsys.readouterr().out
     assert main([*arguments, "--compare", str(file)]) == 2
     assert "tools.squad: " in capsys.readouterr().err
+    content = json.loads(file.read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["text"] = "nowhere"
+    write(file, content)
+    assert main(arguments) == 2
+    assert "or --bad skip of tools.squad windows." in capsys.readouterr().err
+    assert main([*arguments, "--bad", "skip"]) == 0
+    assert "1 questions left out" in capsys.readouterr().out
 
 
 def test_scores_of_version_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

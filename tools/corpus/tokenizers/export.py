@@ -14,6 +14,7 @@ from tools.corpus.tokenizers.folder import case_of, read_settings
 from tools.corpus.tokenizers.huggingface import CONFIG, SPECIAL_MAP, tokenizer_files
 from tools.corpus.tokenizers.model_dir import HUGGINGFACE, TOKENIZER, copy_file
 from tools.corpus.tokenizers.sentencepiece import SPACE
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import make_library, read_vocabulary
 
 if TYPE_CHECKING:
@@ -167,13 +168,15 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int, types: int =
 
         library = Library.from_buffer(read_file(file))
     names_of = _special_names(tokenizer)
-    _add_special(library, tokenizer, names_of)
+    replaced = _add_special(library, tokenizer, names_of, types)
     write_file(output / FILES["json"], library.to_str(pretty=True) + "\n")
     inputs = ["input_ids", *(["token_type_ids"] if types > 1 else []), "attention_mask"]
     config |= {"model_max_length": max_length, "model_input_names": inputs}
     write_file(output / CONFIG, json.dumps(config | names_of, indent=2, ensure_ascii=False) + "\n")
     write_file(output / SPECIAL_MAP, json.dumps(names_of, indent=2, ensure_ascii=False) + "\n")
     told = f"written as {FILES['json']}, from the {kind} one"
+    if replaced:
+        told += "; it laid out texts otherwise than the model has read them, and has the model's template now"
     if kind == "sentencepiece":
         told += "; where two ways to cut a word score the same, such as a row of dashes, it may take the other one"
     return told
@@ -187,17 +190,36 @@ def _special_names(tokenizer: Tokenizer) -> dict[str, str]:
     return names
 
 
-def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str]) -> None:
-    """Makes the library know special tokens, and put [CLS] and [SEP] around texts, unless its file has done so."""
+def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str], types: int) -> bool:
+    """Makes the library know special tokens, and put [CLS] and [SEP] around texts as the tokenizer's layout has it. Its
+    file may have done so, or have another template, as a RoBERTa's does that was taken for pairs as BERT has them:
+    whether that was replaced."""
     from tokenizers import AddedToken, processors
 
     known = {token.content for token in library.get_added_tokens_decoder().values()}
     new = [name for name in names.values() if name not in known]
     library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
-    if library.post_processor is None:
-        first, last = names["cls_token"], names["sep_token"]
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{first}:0 $A:0 {last}:0",
-            pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
-            special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
-        )
+    if library.post_processor is not None and isinstance(tokenizer, JsonTokenizer) and _as_laid_out(tokenizer, types):
+        return False
+    replaced, layout = library.post_processor is not None, tokenizer.layout
+    first, last, second = names["cls_token"], names["sep_token"], layout.second_type
+    template: Any = processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=" ".join([f"{first}:0 $A:0", *[f"{last}:0"] * layout.between, f"$B:{second} {last}:{second}"]),
+        special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
+    )
+    if replaced and isinstance(tokenizer, JsonTokenizer) and tokenizer.plan["post_processor"].get("trim_offsets"):
+        template = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])  # places without the space
+    library.post_processor = template
+    return replaced
+
+
+def _as_laid_out(tokenizer: JsonTokenizer, types: int) -> bool:
+    """Whether the file's own template gives one text and two as the tokenizer's layout does."""
+    cls, sep, layout = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"], tokenizer.layout
+    first, second = tokenizer.encode(["a", "b"])
+    ids, found = tokenizer.laid_out("a", "b")
+    before = [cls, *first, *[sep] * layout.between]
+    of_types = [0] * len(before) + [layout.second_type] * (len(second) + 1)
+    same_pair = ids == [*before, *second, sep] and (types < 2 or found == of_types)
+    return same_pair and list(tokenizer.library.encode("a").ids) == [cls, *first, sep]
