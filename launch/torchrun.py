@@ -453,6 +453,7 @@ def unbuffered(stream: TextIO | None, number: int) -> Any:
 def preload(module: str) -> None:
     """Imports what a rank would, as far as that runs nothing."""
     sys.path[0] = os.getcwd()  # as of `python -m`
+    gc.disable()  # what is loaded is no garbage
     for name in PRELOAD:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -463,6 +464,7 @@ def preload(module: str) -> None:
         if spec is not None and spec.origin is not None and has_guard(Path(spec.origin).read_text(encoding="utf-8")):
             importlib.import_module(module)
             del sys.modules[module]  # the ranks run it anew, as __main__
+    gc.enable()
     gc.collect()
     gc.freeze()  # what ranks share stays shared
 

@@ -28,6 +28,7 @@ from tensor3d.distributed.object_collectives import format_error, run_on_rank0
 from tensor3d.distributed.process_group import is_launched, place
 from tools.common import log
 from tools.common.files import lock_folder
+from tools.common.garbage import collect_as_usual
 from tools.common.idle_options import IdleRule, tell_idle_options
 from tools.common.option_names import with_options
 from tools.common.parse import parse_options
@@ -228,6 +229,7 @@ def run_main(
         refused: what else is bad input.
         options: the dataclass of the command line, by which messages say how a setting is typed.
     """
+    collect_as_usual()
     mendable: tuple[type[Exception], ...] = (ValueError, FloatingPointError, OSError, *refused)
     rank = status = 0
     with suppress(ValueError):  # which whoever connects the ranks will tell

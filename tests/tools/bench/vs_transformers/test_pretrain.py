@@ -412,7 +412,7 @@ def test_all_contenders_have_the_same_loss(tmp_path: Path, capsys: pytest.Captur
     pytest.importorskip("transformers")
     output, plot = tmp_path / "figures.json", tmp_path / "bars.png"
     contenders = ["transformers", "transformers-masked", "ours", "ours-rows"]
-    call = ["library", *SMALL, "--rounds", "2", "--contenders", ",".join(contenders), "--threads", "1"]
+    call = ["library", *SMALL, "--layers", "1", "--rounds", "2", "--contenders", ",".join(contenders), "--threads", "1"]
     assert main([*call, "--operators", "3", "--output", str(output), "--plot", str(plot)]) == 0
     assert "do NOT agree" not in capsys.readouterr().out
     content = json.loads(output.read_text())
