@@ -35,16 +35,18 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-_usual: list[tuple[int, int, int]] = []
+_SELDOM = 100_000
+"""By which thresholds are multiplied: none is reached while a command is loaded."""
 
 
 def collect_seldom() -> None:
     """Until `collect_as_usual`: for what is loaded, which is no garbage, and takes a sixth longer with collections."""
-    _usual[:] = [gc.get_threshold()]
-    gc.set_threshold(1_000_000, 50, 50)
+    first, *others = gc.get_threshold()
+    gc.set_threshold(first * _SELDOM, *others)
 
 
 def collect_as_usual() -> None:
-    """As before `collect_seldom`, if that was called."""
-    while _usual:
-        gc.set_threshold(*_usual.pop())
+    """As before `collect_seldom`, if that was called; nobody else has thresholds that are so high."""
+    first, *others = gc.get_threshold()
+    if first >= 100 * _SELDOM:
+        gc.set_threshold(first // _SELDOM, *others)
