@@ -186,6 +186,13 @@ _GATED = {
 }
 _PUBLISHED = {"self_attn.Wqkv": _FUSED["attn.Wqkv"]}
 """Fused in files that came before the library's support, and never written."""
+_NAMES_OF_AUTHORS = (
+    (r"\bencoder\.layers\.", "layers."),
+    (r"\bemb_ln\.", "embeddings.LayerNorm."),
+    (r"(layers\.\d+)\.norm1\.", r"\1.post_attention_layernorm."),
+    (r"(layers\.\d+)\.norm2\.", r"\1.post_mlp_layernorm."),
+)
+"""Of Jina's and NomicBERT's, whose code has one root."""
 _OF_CLASSES = ("pooler classifier", "tags", "masked_lm", "")
 _SEES_ALL: dict[str, tuple[Any, str]] = {
     "is_decoder": (False, "a decoder sees no later tokens"),
@@ -452,12 +459,9 @@ ARCHITECTURES = {
             rotary=True,
             fixed={**_SEES_ALL, "position_embedding_type": ("rotary", "positions are rotary here")},
             published=(
-                (r"\bencoder\.layers\.", "layers."),
-                (r"\bemb_ln\.", "embeddings.LayerNorm."),
+                *_NAMES_OF_AUTHORS,
                 (r"(layers\.\d+)\.mixer\.Wqkv\.", r"\1.self_attn.Wqkv."),
                 (r"(layers\.\d+)\.mixer\.out_proj\.", r"\1.self_attn.o_proj."),
-                (r"(layers\.\d+)\.norm1\.", r"\1.post_attention_layernorm."),
-                (r"(layers\.\d+)\.norm2\.", r"\1.post_mlp_layernorm."),
             ),
             **_ROBERTA | {"defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-5}},
         ),
@@ -491,15 +495,12 @@ ARCHITECTURES = {
             },
             published=(
                 (r"^bert\.", "nomic_bert."),
-                (r"\bencoder\.layers\.", "layers."),
-                (r"\bemb_ln\.", "embeddings.LayerNorm."),
+                *_NAMES_OF_AUTHORS,
                 (r"(layers\.\d+)\.attn\.Wqkv\.", r"\1.self_attn.Wqkv."),
                 (r"(layers\.\d+)\.attn\.out_proj\.", r"\1.self_attn.o_proj."),
                 (r"(layers\.\d+)\.mlp\.fc11\.", r"\1.mlp.up_proj."),
                 (r"(layers\.\d+)\.mlp\.fc12\.", r"\1.mlp.gate_proj."),
                 (r"(layers\.\d+)\.mlp\.fc2\.", r"\1.mlp.down_proj."),
-                (r"(layers\.\d+)\.norm1\.", r"\1.post_attention_layernorm."),
-                (r"(layers\.\d+)\.norm2\.", r"\1.post_mlp_layernorm."),
             ),
             heads=_sets(*_OF_CLASSES),
         ),
