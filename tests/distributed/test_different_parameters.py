@@ -260,6 +260,7 @@ def _dropped_a_checkpoint() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_reentrant_checkpoint_is_dropped_by_all_or_none() -> None:
     first, second = run_ranks(2, _dropped_a_checkpoint, timeout=20.0)
     assert first == second

@@ -274,7 +274,7 @@ def _trained(shape: Shape) -> dict[str, float]:
     return {name: error(full(p), weights[name], name) for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("body", [_doubled, _trained])
+@pytest.mark.parametrize("body", [pytest.param(_doubled, marks=pytest.mark.slow), _trained])
 @pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (1, 2, 2, 2)))
 def test_models_that_change(body: Callable[[Shape], dict[str, float]], shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), body, shape):

@@ -280,6 +280,7 @@ def _optimizer(kind: str, model: nn.Module, cube: Cube) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_no_optimiser_steps_while_gradients_are_held_back() -> None:
     run_ranks(2, _steps)
 

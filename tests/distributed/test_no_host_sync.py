@@ -143,7 +143,7 @@ def on_meta(*, settled: bool = True) -> list[PackedBatch]:
         {"encoder": "modern", "positions": 512, "window": 3},
         {"norm": "pre", "dropout": 0.0, "attention_dropout": 0.0},
         {"read_rows_only": True},
-        {"fp8": "delayed", "shadow_weights": True},
+        pytest.param({"fp8": "delayed", "shadow_weights": True}, marks=pytest.mark.slow),
     ],
     ids=["adamw", "lamb", "compiled lamb", "modern", "pre-norm", "read rows", "delayed fp8, shadows"],
 )

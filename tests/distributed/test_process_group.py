@@ -283,6 +283,7 @@ def test_a_port_in_use_is_an_error_of_the_store() -> None:
         host_store("127.0.0.1", taken.getsockname()[1], alone=True, timeout=timedelta(seconds=10))
 
 
+@pytest.mark.slow
 def test_looking_for_objects_disturbs_no_other_thread() -> None:
     """`tuple(...)` of a generator fails while somebody else holds it, as a list of all objects does."""
     gc.unfreeze()  # the tests' own settings hide almost all there is

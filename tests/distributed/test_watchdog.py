@@ -74,6 +74,7 @@ def _one_stops(cube: Cube, watch: Watchdog, folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named(tmp_path: Path) -> None:
     with Job(3, _one_stops, tmp_path, hang_after=2.0, grace=0.5) as job:
         assert [job.code(rank) for rank in range(2)] == [HANG] * 2

@@ -59,6 +59,7 @@ def _both(shape: Shape, options: dict[str, Any]) -> tuple[int, int]:
     return cube.ahead.used, cube.ahead.dropped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 2, 2), (1, 2, 2, 2)))
 def test_overlap_changes_no_bit_and_no_byte(shape: Shape) -> None:
     for used, dropped in run_ranks(ranks_of(shape), _both, shape, {}):

@@ -261,7 +261,8 @@ if "--fail" in sys.argv and rank == "1":
 """
 
 
-@pytest.mark.parametrize(("arguments", "status"), [("", 0), pytest.param("--fail", 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "status"), [("", 0), ("--fail", 3)])
 def test_several_processes(checkout: Path, arguments: str, status: int) -> None:
     python_that(checkout, f'exec {shlex.quote(sys.executable)} "$@"')
     (checkout / "tools" / "pretrain.py").write_text(TRAINING)

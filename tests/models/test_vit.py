@@ -179,6 +179,7 @@ def drawn(count: int, seed: int) -> tuple[list[Tensor], Tensor]:
     return made, labels
 
 
+@pytest.mark.slow
 def test_learns_shapes() -> None:
     sizes = VitConfig(layers=1, hidden=32, heads=4, inner=64, classes=3, channels=1, patch=4, grid=6, std=0.1)
     cube = Cube.single()

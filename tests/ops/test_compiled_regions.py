@@ -37,19 +37,19 @@ Shape = tuple[int, int, int, int]
 # --- the functions, uncompiled, on ranks ----------------------------------------------------------------------------
 
 
-def _models(shape: Shape) -> dict[str, float]:
+def _models(shape: Shape, every: bool) -> dict[str, float]:
     """Sums and gradients of BERT on both cubes."""
     torch.set_default_dtype(torch.float64)
     errors: dict[str, float] = {}
     eurobert = {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False}
     cases: tuple[dict[str, Any], ...] = (
         {"activation": "gelu_tanh"},
-        {"norm": "pre", "activation": "relu"},
         {"encoder": "modern"},
+        {"norm": "pre", "activation": "relu"},
         {**eurobert, "kv_heads": 4},
         {"family": "mpnet", "first_position": 2, "types": 0},
     )
-    for changes in cases:
+    for changes in cases if every else cases[:2]:
         eager = Cube(*shape)
         wanted, got = (sums_and_gradients(cube, changes, {}) for cube in (eager, fused(eager)))
         errors |= {f"{changes} {name}": error(got[name], wanted[name]) for name in wanted}
@@ -58,7 +58,8 @@ def _models(shape: Shape) -> dict[str, float]:
 
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 1, 1, 1), (2, 2, 2, 1), (2, 1, 2, 2)))
 def test_functions_equal_the_layers_on_ranks(shape: Shape) -> None:
-    for errors in run_ranks(ranks_of(shape), _models, shape):
+    """Of the larger cubes all models; of one that has their axes, two."""
+    for errors in run_ranks(ranks_of(shape), _models, shape, shape != (1, 2, 2, 1)):
         assert max(errors.values()) < 1e-11, max(errors, key=lambda name: errors[name])
 
 
@@ -391,6 +392,7 @@ def test_dropout_scales_in_narrow_types_as_precisely_as_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_break_in_a_region_is_an_error() -> None:
     with pytest.raises(Exception, match="User-inserted graph break"):
         CompiledRegions(True, CPU)(_looks_into_it, torch.ones(4, 4))

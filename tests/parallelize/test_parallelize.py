@@ -185,7 +185,9 @@ def _hooked(shape: Shape) -> dict[str, float]:
     return errors | {"loss": abs(float(loss.detach()) / float(result.detach().square().sum()) - 1)}
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 2), pytest.param((1, 2, 2, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 2, 1, 2), (1, 2, 2, 1)))]
+)
 def test_hooks_of_parameters_and_modules_are_called(shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), _hooked, shape):
         assert max(errors.values()) <= 1e-9, errors

@@ -79,6 +79,7 @@ def _all_options(shape: Shape) -> dict[str, float]:
     return errors | compared(cube, encoder(True, "relu", 2, bias=False), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", FOUR_SHAPES)
 def test_an_encoder_equals_its_original_on_a_cube(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), _all_options, shape))

@@ -253,6 +253,7 @@ def read_all() -> None:
             LayerNorm3D(HIDDEN, cube, "z")(y)
 
 
+@pytest.mark.slow
 def test_what_lies_on_no_face_may_be_used_on_both() -> None:
     run_ranks(4, read_all)
 

@@ -51,6 +51,7 @@ def _one_sleeps() -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_are_named_and_ended() -> None:
     with pytest.raises(RankError, match=r"ranks \[(0, )?1\].*2 s.*same"):
         run_ranks(2, _one_sleeps, timeout=2)

@@ -266,6 +266,7 @@ def waits_in_vain() -> str:
     return "came"
 
 
+@pytest.mark.slow
 def test_a_collective_waits_as_long_as_the_call_says(standing: StandingRanks) -> None:
     standing.run(2, total, 0)
     # The first result lets the clock of the whole function begin anew, so that the collective's ends first.

@@ -212,6 +212,7 @@ def all_errors(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
     return {f"{what}: {name}": value for what, errors in found.items() for name, value in errors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", fast_alone((1, 1, 2, 2), (1, 2, 2, 2), (1, 2, 4, 1), (2, 2, 2, 1), (4, 2, 1, 1)))
 def test_packed_over_the_cube_equals_each_text_alone(shape: Shape) -> None:
     name, value = worst(run_ranks(ranks_of(shape), all_errors, shape, torch.float64))

@@ -78,6 +78,7 @@ def names_in(node: ast.expr) -> set[str]:
     return {node.id} if isinstance(node, ast.Name) else set()
 
 
+@pytest.mark.slow
 def test_every_region_of_the_source_is_collected() -> None:
     """A region that no model here calls would be compiled by nobody before a GPU does: give it to one in `_models`."""
     written = regions_of([text for path in LIBRARY if "regions" in (text := path.read_text(encoding="utf-8"))])

@@ -46,6 +46,7 @@ def test_nothing_is_lost_between_blocks() -> None:
             assert all(part.endswith("word ") for part in _segment(text, "en")), "no word is cut"
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_text_alone() -> None:
     text = "漢字文字。" * 100_000
     start = time.perf_counter()

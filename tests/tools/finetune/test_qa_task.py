@@ -59,6 +59,7 @@ def task_of(folder: Path, cube: Cube, **data: Any) -> AnswerTask:
     return AnswerTask(section, settings, WordPieceTokenizer(folder / "vocab.txt", lowercase=True), cube)
 
 
+@pytest.mark.slow
 def test_it_learns_and_writes_what_the_scripts_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     assert main(["answer", str(recipe(tmp_path)), "--output", str(output)]) == 0

@@ -210,7 +210,10 @@ def test_units_stand_for_numbers(
             "--compile",
         ],
         ["--gpu", "V100-16GB", "--cube", "2x2x2", "--global-batch", "512", "--memory", "8GB"],
-        ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
+        pytest.param(
+            ["--model", "10b", "--nodes", "4", "--reduce", "bf16", "--objective", "masked-lm", "--masked-share", "0.3"],
+            marks=pytest.mark.slow,
+        ),
         ["--model", "tiny", "--vocab", "500", "--capacity", "320", "--length", "32", "--memory", "150MB"],
         ["--per-node", "1", "--layers", "5", "--inner", "1024", "--positions", "1024"],
         ["--model", "modernbert-large", "--optimizer", "stable_adamw"],

@@ -46,6 +46,7 @@ def write_lines(path: Path, *lines: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_arguments_are_answered_in_words(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines, told = said(capsys, "fill-mask", models / "language", MASKED[0], "--k", "2")
     assert lines[0].startswith("the ")

@@ -128,7 +128,8 @@ def corpora(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     return [folder / "whole", folder / "0", folder / "1"]
 
 
-@pytest.mark.parametrize("packing", ["lp", pytest.param("binned", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["lp", "binned"])
 def test_ranks_that_exchange_compute_what_ranks_that_read_everything_do(
     recipe: Path, corpora: list[Path], tmp_path: Path, packing: str
 ) -> None:

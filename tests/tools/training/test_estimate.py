@@ -292,6 +292,7 @@ def test_copies_of_weights_are_told() -> None:
     assert re.search(rf"their copies +{re.escape(copies)} \(speed\.shadow_weights\)", report(recipe, ONE))
 
 
+@pytest.mark.slow
 def test_symmetric_memory_changes_no_figure() -> None:
     """Bytes received are the same; the workspaces that it holds are not counted (docs/gpu.md)."""
     run, box = RunConfig(peak_tflops=989.0), CubeShape(y=2)

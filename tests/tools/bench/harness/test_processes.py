@@ -64,6 +64,7 @@ def test_a_group_keeps_its_state_between_calls(children: Children) -> None:
     assert not children()
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_its_group(children: Children) -> None:
     with pytest.raises(RankFailedError, match=r"(?s)rank 1 of 2x1x1 failed:.*in __init__.*rank 1 finds no disk"):
         start(partial(Counting, broken=1))

@@ -56,7 +56,9 @@ def test_ranks_of_mpi_write_the_same_bytes(tmp_path: Path, ranks: int) -> None:
     assert content(tmp_path / "out") == content(tmp_path / "reference")
 
 
-@pytest.mark.parametrize("word, message", [("bad", "the word is bad"), ("broken", "a mistake of ours")])
+@pytest.mark.parametrize(
+    "word, message", [("bad", "the word is bad"), pytest.param("broken", "a mistake of ours", marks=pytest.mark.slow)]
+)
 def test_what_fails_on_one_rank_of_mpi_ends_all(tmp_path: Path, word: str, message: str) -> None:
     done = mpirun(3, str(tmp_path / "out"), " ".join([*WORDS, word]))
     assert done.returncode != 0
