@@ -122,6 +122,7 @@ def test_made_once_for_all_layers() -> None:
     assert sequences.grouping_of(RowSelection.from_numbers([1, 2])) is not sequences.grouping_of(queries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dropout_of_chosen_rows_is_unbiased(backend: Backend) -> None:
     torch.manual_seed(1)

@@ -97,6 +97,7 @@ FP8: list[tuple[BertConfig, str, Fp8, dict[str, Any]]] = [
     ("config", "box", "fp8", "way"),
     [pytest.param(*case, marks=[] if number < 1 else pytest.mark.slow) for number, case in enumerate(FP8)],
 )
+@pytest.mark.slow
 def test_fp8_takes_what_is_counted(
     config: BertConfig, box: str, fp8: Fp8, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

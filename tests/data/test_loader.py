@@ -182,6 +182,7 @@ def test_an_epoch_goes_through_all_packs_before_the_next(data: PretrainingData) 
         assert row[: len(pack.ids)].tolist() == pack.ids.tolist()
 
 
+@pytest.mark.slow
 def test_a_batch_of_more_than_an_epoch(data: PretrainingData) -> None:
     batch = 2 * data.packs_per_epoch + 1
     (step,) = steps(data, 1, global_batch=batch)

@@ -119,6 +119,7 @@ def test_batches_are_those_of_ranks_that_read_everything(
         (272, 0, 4, 1),  # a step of several epochs
     ],
 )
+@pytest.mark.slow
 def test_ranks_may_have_packs_of_different_epochs(folder: Path, batch: int, start: int, end: int, every: int) -> None:
     changed = {"global_batch": batch, "start_step": start, "end_step": end}
     assert everything(folder, 1).packs_per_epoch % 4, "or no step of four has packs of two epochs"

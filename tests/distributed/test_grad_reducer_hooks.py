@@ -130,6 +130,7 @@ def _hooks(shape: Shape) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_hooks_on_parameters_are_called_when_the_sum_is_there(shape: Shape) -> None:
     for errors in run_ranks(ranks_of(shape), _hooks, shape):
         assert max(errors.values()) <= 1e-9, errors

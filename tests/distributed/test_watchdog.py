@@ -383,6 +383,7 @@ def test_what_comes_before_the_first_phase_may_take_any_time() -> None:
         until(lambda: codes)
 
 
+@pytest.mark.slow
 def test_progress_is_a_phase_or_a_collective() -> None:
     codes: list[int] = []
     cube = Cube.single()

@@ -236,6 +236,7 @@ def _edited_both(moment: str) -> dict[str, bool]:
         "between forward and backward pass",
     ],
 )
+@pytest.mark.slow
 def test_weights_may_change_between_passes(moment: str) -> None:
     for same in run_ranks(2, _edited_both, moment):
         assert same == dict.fromkeys(UNSEEN, True)

@@ -169,6 +169,7 @@ def _all(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_a_real_step_sends_and_keeps_what_was_explained(shape: Shape) -> None:
     run_ranks(ranks_of(shape), _all, shape)
 

@@ -72,10 +72,11 @@ def python_that(checkout: Path, body: str) -> None:
             f"python3 {TORCHRUN} --nproc-per-node=6 -m tools.pretrain small.toml --cube 1x3x1 --data-parallel 2 "
             "--learning-rate 1e-3",
         ),
-        (
+        pytest.param(
             "small.toml --steps 5 --cube 1x1x10 --data-parallel 10",
             f"python3 {TORCHRUN} --nproc-per-node=100 -m tools.pretrain small.toml --cube 1x1x10 --data-parallel 10 "
             "--steps 5",
+            marks=pytest.mark.slow,
         ),
         (
             "small.toml --name 'two words' -- --cube --dry-run",

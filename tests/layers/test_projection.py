@@ -125,6 +125,7 @@ def _kept_and_not(shape: Shape, rows: int) -> tuple[bool, int, int, int]:
         pytest.param((2, 1, 2, 1), 96, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_the_weight_stays_for_backward(shape: Shape, rows: int) -> None:
     """The most held at once grows by the weight at most."""
     for same, spared, grown, weight in run_ranks(ranks_of(shape), _kept_and_not, shape, rows):

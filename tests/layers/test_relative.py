@@ -73,6 +73,7 @@ def layers(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, fl
         for each in SHAPES_AND_TYPES
     ],
 )
+@pytest.mark.slow
 def test_layers_that_share_a_table(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     name, value = worst(run_ranks(ranks_of(shape), layers, shape, dtype))
     assert value <= TOLERANCE[dtype], f"{name} differs by {value}"

@@ -212,7 +212,7 @@ def _compared(
 @pytest.mark.parametrize(
     ("shape", "runs", "changes", "limit"),
     [
-        ((3, 1, 1, 1), ("adamw",), CHEAP, ALWAYS),
+        pytest.param((3, 1, 1, 1), ("adamw",), CHEAP, ALWAYS, marks=pytest.mark.slow),
         pytest.param((1, 1, 1, 1), tuple(RUNS), tuple(CHANGES), None, marks=pytest.mark.slow),
         pytest.param((3, 1, 1, 1), tuple(RUNS), CHEAP, ALWAYS, marks=pytest.mark.slow),
         pytest.param((3, 1, 1, 1), ("kept", "autocast"), CHEAP, 0, marks=pytest.mark.slow),

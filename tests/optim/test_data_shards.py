@@ -157,6 +157,7 @@ def _trained(shape: Shape) -> tuple[dict[str, float], list[str]]:
 
 
 @pytest.mark.parametrize("shape", fast_alone((2, 1, 1, 2), (1, 1, 1, 2), (1, 2, 1, 2)))
+@pytest.mark.slow
 def test_a_training_is_that_of_the_whole_optimiser(shape: Shape) -> None:
     """Tied and frozen weights, micro-batches, clipping and a skipped step; to the bit where shares are whole vectors of
     a CPU."""

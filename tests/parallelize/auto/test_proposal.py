@@ -127,6 +127,7 @@ def _vision(cube: Cube) -> dict[str, float]:
     return {f"vision {name}": value for name, value in errors.items()}
 
 
+@pytest.mark.slow
 def test_a_proposed_plan_gives_the_originals_loss_and_gradients() -> None:
     name, value = worst(run_ranks(8, _through_parallelize))
     assert value <= 1e-9, f"{name} differs by {value}"

@@ -53,6 +53,7 @@ def recipe_in(folder: Path, packing: str = "lp") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_training_on_samples_and_going_on(prepared: Path, tmp_path: Path) -> None:
     recipe, samples = recipe_in(tmp_path), str(prepared / "samples")
     call = [str(recipe), "--data.source", samples, "--output", str(tmp_path / "run")]

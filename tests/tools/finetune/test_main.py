@@ -304,6 +304,7 @@ def weights_in(seed: Path) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_steps_that_fp16_skips_are_told(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp16 = ["--precision.compute", "fp16", "--precision.loss-scale", str(2**24), "--optimizer.floor", "0.5"]
     assert run(recipe, tmp_path / "run", *fp16, "--run.batch", "60", "--run.evaluate-every", "0") == 0

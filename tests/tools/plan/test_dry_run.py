@@ -106,6 +106,7 @@ def test_the_closed_forms_hold(shape: CubeShape, changes: dict[str, Any], step: 
         pytest.param(TALL, {"norm": "pre", "tied": False}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_a_budget_keeps_is_known_to_the_byte(shape: CubeShape, changes: dict[str, Any]) -> None:
     """And no more than that is held at once: `memory_counter` adds it to what is counted without."""
     config, load, wire, found = toy(**changes), load_of(shape), CommModel(shape=shape, compute=2), []

@@ -150,6 +150,7 @@ def _kept_of_long(changes: Changes, tokens: int) -> tuple[MicroBatchShape, int]:
     return load_of(given["batch"]), kept_bytes(model, lambda: model(**given).loss)
 
 
+@pytest.mark.slow
 def test_kept_of_long_sequences_in_blocks_of_their_window() -> None:
     """To the byte; and what a local layer keeps of twice the rows is twice as much."""
     found = []
@@ -265,13 +266,8 @@ PEAKS: list[tuple[Changes, Changes, torch.dtype | None, int]] = [
 ]
 
 
-def _most_slow(cases: Sequence[tuple[Any, ...]], fast: Sequence[int]) -> list[Any]:
-    return [
-        case if number in fast else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(cases)
-    ]
-
-
-@pytest.mark.parametrize(("changes", "made", "dtype", "micro"), _most_slow(PEAKS, (5,)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "made", "dtype", "micro"), PEAKS)
 def test_the_most_at_once_on_one_device(changes: Changes, made: Changes, dtype: torch.dtype | None, micro: int) -> None:
     case = ((1, 1, 1, 1), changes, made, dtype, micro)
     ((load, batch, measured),) = run_ranks(1, _peak, *case)
@@ -308,7 +304,8 @@ DEEP: list[tuple[Changes, Changes]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "step"), _most_slow(DEEP, ()))
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "step"), DEEP)
 def test_deep_models_from_shallow_ones(changes: Changes, step: dict[str, Any]) -> None:
     """All figures, to the byte; in models whose windows come in turns of two and three, too."""
     config, shape = toy_config(**{"vocab": 67, "layers": 11, **changes}), CubeShape(x=2, y=2, data=4)
@@ -343,6 +340,7 @@ def test_memory_of_gradients_that_stays_is_there_in_the_forward_pass() -> None:
     assert peaks(micro_batches=2) == peaks(micro_batches=2, keep_buckets=False)
 
 
+@pytest.mark.slow
 def test_a_gpu_keeps_no_probabilities() -> None:
     config = toy_config(30522, attention_dropout=0.1)
     load = MicroBatchShape(rows=1024, masked=160, first=8, lengths=(512, 512))

@@ -143,6 +143,7 @@ def test_lines_of_another_kind_of_file_end_no_run(tmp_path: Path, capsys: pytest
     assert told["step"] == 2
 
 
+@pytest.mark.slow
 def test_points_of_steps_that_never_come_again_are_hidden(tmp_path: Path) -> None:
     with show(tmp_path) as shown:
         for number in range(1, 7):
