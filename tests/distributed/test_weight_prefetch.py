@@ -20,7 +20,7 @@ from tests.dtensors import filled_like
 from tests.models.toy import Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
-from tests.single_device_reference import fast_alone, full, ranks_of
+from tests.single_device_reference import fast_alone, full, name_of, ranks_of
 
 STEPS = 3
 
@@ -60,7 +60,16 @@ def _both(shape: Shape, options: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (4, 1, 2, 1), (2, 1, 2, 2), (1, 2, 2, 2)))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *fast_alone((2, 1, 2, 1), (2, 2, 2, 1), (2, 1, 2, 2)),
+        *(
+            pytest.param(each, id=name_of(each), marks=pytest.mark.long(reason="2x1x2 and 2x2x2 have these axes"))
+            for each in ((4, 1, 2, 1), (1, 2, 2, 2))
+        ),
+    ],
+)
 def test_overlap_changes_no_bit_and_no_byte(shape: Shape) -> None:
     for used, dropped in run_ranks(ranks_of(shape), _both, shape, {}):
         # Uses of a forward pass: 4 products in 3 layers, 3 in the heads, and the embedding; all but one are ahead.

@@ -216,7 +216,13 @@ def _compared(
         pytest.param((1, 1, 1, 1), tuple(RUNS), tuple(CHANGES), None, marks=pytest.mark.slow),
         pytest.param((3, 1, 1, 1), tuple(RUNS), CHEAP, ALWAYS, marks=pytest.mark.slow),
         pytest.param((3, 1, 1, 1), ("kept", "autocast"), CHEAP, 0, marks=pytest.mark.slow),
-        pytest.param((2, 2, 1, 1), tuple(RUNS), CHEAP, None, marks=pytest.mark.slow),
+        pytest.param(
+            (2, 2, 1, 1),
+            tuple(RUNS),
+            CHEAP,
+            None,
+            marks=pytest.mark.long(reason="1x1x1 and 3x1x1 have all of these runs"),
+        ),
         pytest.param((2, 1, 1, 2), ("shared out",), tuple(CHANGES), None, marks=pytest.mark.slow),
     ],
 )

@@ -127,7 +127,12 @@ def _read(shape: Shape, shards: bool, folder: Path) -> dict[tuple[str, str], tup
     ("before", "after"),
     [
         pytest.param(((2, 2, 2, 1), False), ((1, 4, 1, 1), False), id="2x2x2-1x4x1"),
-        pytest.param(((1, 2, 1, 4), True), ((2, 1, 1, 2), True), id="shares-shares"),
+        pytest.param(
+            ((1, 2, 1, 4), True),
+            ((2, 1, 1, 2), True),
+            id="shares-shares",
+            marks=pytest.mark.long(reason="shares are written and read as in shares-whole and by test_data_shards.py"),
+        ),
         pytest.param(((1, 2, 2, 2), True), ((1, 1, 2, 2), False), id="shares-whole"),
     ],
 )
