@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         normal,
         vector,
     )
-    from tensor3d.sharding.redistribute import local_rows, redistribute, select, sum_rows
+    from tensor3d.sharding.redistribute import local_rows, redistribute, select, spread_rows, sum_rows
 else:
     check_versions()
     import_lazily(__name__)
@@ -122,6 +122,7 @@ __all__ = [
     "rules",
     "select",
     "shard",
+    "spread_rows",
     "sum_gradient",
     "sum_rows",
     "to_fused_rows",

@@ -269,7 +269,7 @@ def check_checkpoint(plan: RunPlan, folder: Path) -> None:
     goes_on = first_intact(plan.resume_candidates(), check, damaged=lambda _: None)
     if goes_on is None:
         if plan.start_from is not None:
-            check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus)
+            check_begin(latest_checkpoint(plan.start_from), plan.recipe, corpus, plan.start_generator_from)
         check_padding(plan, corpus)
 
 
@@ -469,7 +469,7 @@ def resume_or_start(plan: RunPlan, cube: Cube, trainer: PretrainTrainer) -> Path
         for problem in unread(candidates[candidates.index(found) + 1 :]):
             _log.warning("tools.pretrain: %s Whether it is newer than %s nobody can tell.", problem, found)
     if found is None and (source := plan.start_from) is not None:
-        told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)))
+        told = trainer.start_from(run_on_rank0(cube, lambda: latest_checkpoint(source)), plan.start_generator_from)
         if cube.rank == 0:
             _log.info("%s", told)
     return found
@@ -516,7 +516,11 @@ def describe(cube: Cube, trainer: PretrainTrainer, info: CorpusFacts, around: di
         (
             "model",
             f"{config.layers} layers, hidden {config.hidden}, {config.heads} heads, {trainer.parameters:,} weights"
-            + ("" if generator is None else f"; generator: hidden {generator.hidden}, {generator.heads} heads"),
+            + (
+                ""
+                if generator is None
+                else f"; generator: {generator.layers} layers, hidden {generator.hidden}, {generator.heads} heads"
+            ),
         ),
         ("cube", f"{cube.shape} = {ranks} process{'es' if ranks > 1 else ''} on {device}{placement(cube)}"),
         ("machine", f"{around['cores']} cores of {around['cpu']}, torch {around['torch']}"),

@@ -376,6 +376,13 @@ class BertConfig:
             raise ValueError(f"position_buckets={span} with positions={self.positions}: {problem}") from None
 
     @property
+    def disentangles_embeddings(self) -> bool:
+        """Whether a generator beside the model, where it learns replaced tokens, has embeddings of its own, and the
+        model's table of tokens is what it differs by from the generator's: gradient-disentangled sharing (DeBERTaV3:
+        He et al. 2021, arXiv 2111.09543, §3.3)."""
+        return self.family == "deberta-v2"
+
+    @property
     def has_relative_positions(self) -> bool:
         """Whether attention's scores hang on distances."""
         return self.has_relative_bias or self.distance_buckets is not None

@@ -1,5 +1,6 @@
 """ELECTRA's pre-training (Clark et al. 2020, arXiv 2003.10555): a small generator fills masked places, and the
-discriminator, which is the model, says of every token whether it has been replaced.
+discriminator, which is the model, says of every token whether it has been replaced. DeBERTa's third version learns so
+too (He et al. 2021, arXiv 2111.09543), with embeddings of which each has its own gradient.
 
 M tokens of the cube, H hidden size of the discriminator, R masked slots of the cube, V vocabulary
 h is always on face z, (M/xy, H/z), unless a comment says otherwise
@@ -15,17 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
+from models.bert.embedding import owners
 from models.bert.model import BertEmbeddings, BertModel, MaskedLMHead, classic_layer, example_batch
 from tensor3d import (
     Cube,
     CubeShape,
     Dropout3D,
+    LayerNorm3D,
     Linear3D,
     SmallHead3D,
     all_reduce_replicated,
     cross_entropy,
+    local,
     local_rows,
     redistribute,
+    select,
+    spread_rows,
 )
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import PackedBatch
@@ -34,26 +40,34 @@ from tensor3d.layers.attention import Recompute
 from tensor3d.layers.sampling import vocab_sample
 from tensor3d.ops.activations import activated
 
+_FAMILIES = ("electra", "deberta-v2")  # with a head that tells replaced tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokens:
     """What the objective needs beside the discriminator's sizes. The defaults are those of ELECTRA-Small, where the
-    authors' code says them (google-research/electra, configure_pretraining.py).
+    authors' code says them (google-research/electra, configure_pretraining.py), and of a DeBERTa those of its third
+    version (microsoft/DeBERTa, experiments/language_model/rtd_base.json).
 
     Raises:
-        ValueError: a size or weight out of range.
+        ValueError: a size, number or weight out of range.
     """
 
-    generator_size: float = 0.25
-    """The generator's hidden size, inner size and heads, as a share of the discriminator's; it has as many layers."""
+    generator_size: float | None = None
+    """The generator's hidden size, inner size and heads, as a share of the discriminator's. Default: 0.25; a DeBERTa's
+    is as large."""
     generator_heads: int | None = None
     """Attention heads of the generator. Default: its share, rounded, and at least 1."""
+    generator_layers: int | None = None
+    """Default: as many as the discriminator's; of a DeBERTa half of them, and at least 1."""
     weight: float = 50.0
     """Of the discriminator's loss, beside that of the generator (§3.1)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.generator_size <= 1:
+        if self.generator_size is not None and not 0 < self.generator_size <= 1:
             raise ValueError(f"generator_size must be above 0 and at most 1. Got {self.generator_size}.")
+        if self.generator_layers is not None and self.generator_layers < 1:
+            raise ValueError(f"generator_layers must be at least 1. Got {self.generator_layers}.")
         if not 0 <= self.weight < float("inf"):
             raise ValueError(f"the discriminator's weight must be at least 0 and finite. Got {self.weight}.")
 
@@ -63,24 +77,34 @@ class ReplacedTokens:
         Raises:
             ValueError: a family that does not learn so, or sizes that do not fit together.
         """
-        if config.family != "electra":
+        if config.family not in _FAMILIES:
             raise ValueError(
-                'replaced tokens are learnt by family="electra", which alone has a head for them. Got '
-                f"family={config.family!r}. Set the family, or learn masked tokens."
+                'replaced tokens are learnt by family="electra" and "deberta-v2", which alone have a head for them. '
+                f"Got family={config.family!r}. Set the family, or learn masked tokens."
             )
-        hidden, heads = round(self.generator_size * config.hidden), self.generator_heads
+        as_wide, layers = config.disentangles_embeddings, self.generator_layers
+        if as_wide and self.generator_size not in (None, 1.0):
+            raise ValueError(
+                f'the generator of a family="{config.family}" is as wide as the model, which has its embeddings. Got '
+                f"generator_size={self.generator_size}. Leave it out, and say generator_layers."
+            )
+        size = (1.0 if as_wide else 0.25) if self.generator_size is None else self.generator_size
+        hidden, heads = round(size * config.hidden), self.generator_heads
+        if layers is None:
+            layers = max(1, config.layers // 2) if as_wide else config.layers
         try:
             return replace(
                 config,
+                layers=layers,
                 hidden=hidden,
-                heads=max(1, round(self.generator_size * config.heads)) if heads is None else heads,
-                inner=max(1, round(self.generator_size * config.inner_size)),
+                heads=max(1, round(size * config.heads)) if heads is None else heads,
+                inner=max(1, round(size * config.inner_size)),
                 embedding=None if config.embedding_size == hidden else config.embedding_size,
                 next_sentence=False,
             )
         except ValueError as problem:
             raise ValueError(
-                f"a generator of {self.generator_size:g} of the sizes of hidden={config.hidden}, heads={config.heads} "
+                f"a generator of {size:g} of the sizes of hidden={config.hidden}, heads={config.heads} "
                 f"cannot be: {problem} Choose another generator_size, or say generator_heads."
             ) from None
 
@@ -129,16 +153,23 @@ class ReplacedTokensOutput:
 
 
 class ReplacedTokenHead(nn.Module):
-    """A number for each token, above 0 where it looks replaced: dense, activation, one output."""
+    """A number for each token, above 0 where it looks replaced: dense, activation, one output. A DeBERTa's reads a
+    LayerNorm of the token and its sequence's [CLS] (as its authors' code has it,
+    apps/models/replaced_token_detection_model.py)."""
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation, self.cube = config.activation, cube
+        self.norm = None
+        if config.family == "deberta-v2":
+            self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
         self.dense = Linear3D(config.hidden, config.hidden, cube, "z", std=config.std)
         self.output = SmallHead3D(config.hidden, 1, cube, "y", std=config.std)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, batch: PackedBatch) -> Tensor:
         """h to (M/xz,), fp32 at least: those of this rank's rows on face y, the same on all members of y."""
+        if self.norm is not None:
+            h = self.norm(h, spread_rows(select(h, batch.first, self.cube), owners(batch), self.cube))
         logits: Tensor = self.output(activated(self.dense(h), self.activation))
         return logits[:, 0]
 
@@ -180,9 +211,27 @@ class Generator(nn.Module):
         return self.masked_lm(h, batch.masked, embeddings.tokens.weight)
 
 
+class SeparateGenerator(nn.Module):
+    """A masked language model with embeddings of its own, from which a DeBERTa's differ. Arguments as of
+    `BertModel`."""
+
+    def __init__(self, config: BertConfig, cube: Cube, **options: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, cube, **options)
+        self.masked_lm = MaskedLMHead(config, cube)
+
+    def forward(self, batch: PackedBatch, _: BertEmbeddings) -> Tensor:
+        """As `Generator`, whatever the discriminator's embeddings are."""
+        return self.masked_lm(self.bert(batch), batch.masked, self.bert.embeddings.tokens.weight)
+
+
 class ElectraForPreTraining(nn.Module):
     """Discriminator and generator, which learn together. Every rank constructs it at the same time, after
     `cube.manual_seed`.
+
+    A DeBERTa's discriminator has a table of tokens that is 0 at first, and looks tokens up in it and in the generator's
+    (`BertConfig.disentangles_embeddings`): the first learns of its loss, the other one of the generator's alone.
 
     Args:
         config: the discriminator's.
@@ -190,7 +239,7 @@ class ElectraForPreTraining(nn.Module):
         backend, recompute, reshard_after_forward: as in `BertModel`.
 
     Raises:
-        ValueError: another family than ELECTRA, or sizes that do not divide on the cube.
+        ValueError: a family that does not learn so, or sizes that do not divide on the cube.
     """
 
     def __init__(
@@ -210,13 +259,16 @@ class ElectraForPreTraining(nn.Module):
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
         self.replaced_tokens = ReplacedTokenHead(config, cube)
-        self.generator = Generator(
+        self.generator = (SeparateGenerator if config.disentangles_embeddings else Generator)(
             settings.generator(config),
             cube,
             backend=backend,
             recompute=recompute,
             reshard_after_forward=reshard_after_forward,
         )
+        if config.disentangles_embeddings:
+            with torch.no_grad():
+                local(self.bert.embeddings.tokens.weight).zero_()
 
     def forward(
         self, batch: PackedBatch, targets: int, tokens: int, *, reduce_loss: bool = True
@@ -244,9 +296,9 @@ class ElectraForPreTraining(nn.Module):
 
         original = put(batch.masked_labels, batch.masked, batch.ids)
         seen = put(all_gather(drawn, self.cube.axis("z")).wait(), batch.masked, batch.ids)
-        h = self.bert(replace(batch, ids=seen))
-        scores = self.replaced_tokens(h)  # (M/xz,), copies over y
-        counts, is_replaced = local_rows(in_sequences(batch), self.cube), local_rows(seen != original, self.cube)
+        h = self.bert(replace(batch, ids=seen), self._of_generator(seen, planes_alike=batch.planes_alike))
+        scores = self.replaced_tokens(h, batch)  # (M/xz,), copies over y
+        counts, is_replaced = local_rows(owners(batch) >= 0, self.cube), local_rows(seen != original, self.cube)
         losses = F.binary_cross_entropy_with_logits(scores, is_replaced.to(scores.dtype), reduction="none")
 
         with torch.no_grad():
@@ -267,6 +319,37 @@ class ElectraForPreTraining(nn.Module):
             replaced=own[4],
         )
 
+    def _of_generator(self, ids: Tensor, *, planes_alike: bool) -> tuple[Tensor, ...]:
+        """What the generator's table has for the tokens that the discriminator sees, where it has one: without a
+        gradient. Whether there are such tokens, the discriminator's lookup says: without gradients a rank would raise
+        alone."""
+        if not isinstance(self.generator, SeparateGenerator):
+            return ()
+        with torch.no_grad():
+            known = ids.clamp(0, self.config.vocab - 1)
+            return (self.generator.bert.embeddings.tokens(known, planes_alike=planes_alike),)
+
+    @torch.no_grad()
+    def part_embeddings(self, *, has_generator: bool) -> None:
+        """After `bert` has got the table of tokens of a whole model: where the generator has one of its own, takes that
+        out of it, so that both add up to what was read. Otherwise nothing.
+
+        Args:
+            has_generator: whether the generator's was read too. Otherwise it becomes the model's.
+        """
+        if isinstance(self.generator, SeparateGenerator):
+            own, of_generator = (local(each.embeddings.tokens.weight) for each in (self.bert, self.generator.bert))
+            if not has_generator:
+                of_generator.copy_(own)
+            own.sub_(of_generator)
+
+    def discriminator_alone(self) -> nn.Module:
+        """The discriminator's parameters under their names, for folders to be read. It computes nothing."""
+        alone = nn.Module()
+        alone.add_module("bert", self.bert)
+        alone.add_module("replaced_tokens", self.replaced_tokens)
+        return alone
+
     def example(self, tokens: int) -> dict[str, Any]:
         """Arguments of `forward` for a micro-batch of `tokens` tokens of the whole cube, all of id 0.
 
@@ -279,6 +362,8 @@ class ElectraForPreTraining(nn.Module):
     def generator_alone(self) -> nn.Module:
         """The generator as a masked language model of its own: the same parameters, under the names that they have in
         `BertForPreTraining`, for folders to be written or read. It computes nothing."""
+        if isinstance(self.generator, SeparateGenerator):
+            return self.generator
         alone, shared, own = nn.Module(), self.bert.embeddings, self.generator
         bert, embeddings = nn.Module(), nn.Module()
         for name in ("tokens", "positions", "types", "norm"):
@@ -296,9 +381,3 @@ def put(values: Tensor, rows: Tensor, into: Tensor) -> Tensor:
     """A copy of `into`, with `values` in these rows; none where the row is below 0."""
     places = torch.where(rows < 0, into.shape[0], rows)
     return torch.cat([into, into.new_zeros(1)]).index_copy_(0, places, values)[:-1]
-
-
-def in_sequences(batch: PackedBatch) -> Tensor:
-    """bool (rows,): which of the plane's rows hold a token. Behind the first token of a sequence, places are above 0;
-    unused slots have 0."""
-    return put(torch.ones_like(batch.first), batch.first, batch.positions) > 0

@@ -100,15 +100,20 @@ def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube, face: Face = "z") -
         h: (M/xy, H/z) on face z, of all rows.
         face: of h and of the result; on face y, y and z change places.
     """
+    owner, slots = owners(batch), len(batch.first)
+    tokens = owner.new_zeros(slots + 1).index_add(0, owner % (slots + 1), torch.ones_like(owner))[:slots]
+    sums = sum_rows(h, owner, slots, cube, face)
+    return (sums / local_rows(tokens.clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
+
+
+def owners(batch: PackedBatch) -> Tensor:
+    """int64 (rows,): which text each row of the plane is of, in the order of `batch.first`; -1: of none, as the unused
+    tail of a pack. Behind the first token of a text, places are above 0; unused slots have 0."""
     first, rows = batch.first, batch.ids.shape[0]
     starts = torch.where(first < 0, rows, first)  # ascending, unused ones behind all
     begins = first.new_zeros(rows + 1).index_fill(0, starts, 1)[:rows]
     owner = torch.searchsorted(starts, torch.arange(rows, device=first.device), right=True) - 1
-    used = (batch.positions > 0) | (begins > 0)  # the unused tail of a pack is nobody's
-    tokens = first.new_zeros(len(first)).index_add(0, owner.clamp(min=0), used.long())
-    owner = torch.where(used, owner, -1)
-    sums = sum_rows(h, owner, len(first), cube, face)
-    return (sums / local_rows(tokens.clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
+    return torch.where((batch.positions > 0) | (begins > 0), owner, -1)
 
 
 # --- What vectors learn from ------------------------------------------------------------------------------------------

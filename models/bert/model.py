@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,13 +229,33 @@ class BertEmbeddings(nn.Module):
         if config.has_projection:
             self.projection = Linear3D(columns, config.hidden, cube, "z", std=config.std)
 
-    def forward(self, ids: Tensor, positions: Tensor, types: Tensor, *, planes_alike: bool = False) -> Tensor:
-        h = self.dropout(self.normed(ids, positions, types, planes_alike=planes_alike))
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        *,
+        planes_alike: bool = False,
+        added: Sequence[Tensor] = (),
+    ) -> Tensor:
+        h = self.dropout(self.normed(ids, positions, types, planes_alike=planes_alike, added=added))
         return h if self.projection is None else redistribute(self.projection(h), self.cube, to="z")
 
-    def normed(self, ids: Tensor, positions: Tensor, types: Tensor, *, planes_alike: bool = False) -> Tensor:
-        """What ELECTRA's generator and discriminator have in common: the embeddings before dropout and projection."""
-        chosen = [self.tokens(ids, planes_alike=planes_alike)]
+    def normed(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        types: Tensor,
+        *,
+        planes_alike: bool = False,
+        added: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """What ELECTRA's generator and discriminator have in common: the embeddings before dropout and projection.
+
+        Args:
+            added: to the sum of the embeddings, of their shape.
+        """
+        chosen = [self.tokens(ids, planes_alike=planes_alike), *added]
         if self.positions is not None:
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:
@@ -333,15 +354,18 @@ class BertModel(Pretrained):
         if config.pre_norm:
             self.final_norm = norm_of(config, cube)
 
-    def forward(self, batch: PackedBatch) -> Tensor:
+    def forward(self, batch: PackedBatch, added: Sequence[Tensor] = ()) -> Tensor:
         """One plane's micro-batch to hidden states (M/xy, H/z) on face z; of the read rows alone (U/y, H/z).
+
+        Args:
+            added: to the embeddings before their norm, (M/xy, H/z) on face z.
 
         Raises:
             ValueError: the last layer needs to know which rows are read, and the batch does not say.
         """
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
-        h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike)
+        h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike, added=added)
         relative = None if self.relative_bias is None else self.relative_bias()
         if self.relative is not None:
             relative = self.relative()

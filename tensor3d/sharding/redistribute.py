@@ -195,6 +195,51 @@ class _SumRows(Function):
         return chosen_rows(whole, own.clamp(min=0), own >= 0, ctx.dtype), None, None, None
 
 
+@out_of_graphs
+def spread_rows(tensor: Tensor, owner: Tensor, cube: Cube, face: Face = "z") -> Tensor:
+    """For each row of a plane the row of a smaller matrix that it belongs to: the adjoint of `sum_rows`.
+
+        forward  all-gather over the axis that splits the rows; of each own row that of its slot    -> (M/xy, H')
+        backward reduce-scatter over the axis of [sums of own rows by slot], in fp32 at least
+
+    Elements received: `(n-1)/n * C*H'` each way. Saved for backward: `owner` of own rows.
+
+    Args:
+        tensor: (C/y, H/z) on face z (y and z swapped on face y), as `select` gives it.
+        owner: (M/x,) which slot each row of the plane belongs to, the same on every rank of it; -1: none.
+
+    Returns:
+        (M/xy, H/z) on face z; 0 where there is no owner.
+
+    Raises:
+        ValueError: owners that do not spread over both faces, or (on the CPU) one that is no slot.
+    """
+    check_face(face)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: spread_rows(one, owner, cube, face), tensor, "spread_rows")
+    check_matrix(tensor, "spread_rows")
+    check_origin(tensor, face, cube, "spread_rows")
+    axis = cube.axis(other(face))
+    owner, outside = check_numbers("owner", owner, tensor.shape[0] * axis.size, cube)
+    return spoil(_SpreadRows.apply(tensor, local_rows(owner, cube, face), axis), outside, cube, face)
+
+
+class _SpreadRows(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, own: Tensor, axis: Axis) -> Tensor:
+        ctx.save_for_backward(own)
+        ctx.axis, ctx.slots = axis, tensor.shape[0] * axis.size
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "spread_rows"
+        return chosen_rows(all_gather(tensor, axis).wait(), own.clamp(min=0), own >= 0, tensor.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (own,) = ctx.saved_tensors
+        sums = reduce_scatter(sums_by_row(gradient, own.clamp(min=0), own >= 0, ctx.slots), ctx.axis).wait()
+        return as_type(sums, gradient.dtype), None, None
+
+
 def places_in(rows: Tensor, first: int, table_rows: int) -> tuple[Tensor, Tensor]:
     """(R,) each: where rows of the whole table lie in a part of it, T' rows from `first` on, and whether they do. Those
     that do not have some place of it, if it has any."""

@@ -30,6 +30,7 @@ READERS: dict[str, Callable[[Tensor], object]] = {
     "matmul": lambda x: t3d.matmul(x, LINEAR.weight, CUBE, "z"),
     "select": lambda x: t3d.select(x, torch.tensor([0]), CUBE),
     "sum_rows": lambda x: t3d.sum_rows(x, torch.zeros(4, dtype=torch.int64), 1, CUBE),
+    "spread_rows": lambda x: t3d.spread_rows(x, torch.zeros(4, dtype=torch.int64), CUBE),
     "vocab_topk": lambda x: t3d.vocab_topk(x, 2, H, CUBE),
 }
 
@@ -67,6 +68,8 @@ def test_dropout_takes_any_shape_of_numbers_that_can_be_scaled() -> None:
         (lambda: t3d.sum_rows(torch.ones(4, H), torch.zeros(3).long(), 1, CUBE), r"row of the plane, 4 of.*\(3,\)"),
         (lambda: t3d.sum_rows(torch.ones(4, H), torch.full((4,), 2), 2, CUBE), "owner.*below 2.*from 2 to 2"),
         (lambda: t3d.sum_rows(torch.ones(4, H), torch.zeros(4), 2, CUBE), "owner.*int64.*torch.float32"),
+        (lambda: t3d.spread_rows(torch.ones(2, H), torch.full((4,), 2), CUBE), "owner.*below 2.*from 2 to 2"),
+        (lambda: t3d.spread_rows(torch.ones(2, H), torch.zeros(4), CUBE), "owner.*int64.*torch.float32"),
     ],
 )
 def test_values_beside_an_activation_are_checked_too(call: Callable[[], object], match: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensor3d import (
@@ -19,6 +20,7 @@ from tensor3d import (
     redistribute,
     select,
     shard,
+    spread_rows,
     sum_rows,
 )
 from tensor3d.distributed.comm_stats import CommStats
@@ -144,6 +146,33 @@ def test_bad_ids_are_refused_on_every_rank() -> None:
         "row numbers must be at least 0 and below 9. Got values from 8 to 9.",
         "row numbers must be at least 0 and below 9. Got values from -1 to 0.",
     ]
+
+
+def _spread(shape: Shape) -> tuple[float, bool]:
+    """What `spread_rows` gives and passes back, of single ranks' rows beside all rows indexed; the largest error."""
+    cube = Cube(*shape)
+    columns, slots, rows = 4 * cube.shape.z, 2 * cube.shape.y * cube.shape.z, 3 * cube.shape.y * cube.shape.z
+    generator, planes = torch.Generator().manual_seed(3), cube.shape.planes
+    whole, weights = (torch.randn(planes * n, columns, generator=generator).double() for n in (slots, rows))
+    owner = torch.randint(-1, slots, (planes, rows), generator=generator)
+    own = shard(whole, cube, "z").detach().requires_grad_()
+    plane = cube.axis("data").index * cube.shape.x + cube.axis("x").index
+    found = spread_rows(own, owner[plane], cube)
+    (found * shard(weights, cube, "z")).sum().backward()
+    whole.requires_grad_()
+    chosen = torch.cat([F.pad(part, (0, 0, 0, 1))[each] for part, each in zip(whole.split(slots), owner, strict=True)])
+    (chosen * weights).sum().backward()
+    assert whole.grad is not None
+    assert own.grad is not None
+    error = (gather(own.grad, cube, "z") - whole.grad).abs().max().item()
+    return error, gather(found.detach(), cube, "z").equal(chosen.detach())
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 1, 2, 1), (1, 2, 1, 2)))
+def test_each_row_gets_that_of_its_slot(shape: Shape) -> None:
+    for error, same in run_ranks(4, _spread, shape):
+        assert same
+        assert error < 1e-14
 
 
 def _bad_ids_of_one_plane(shape: Shape) -> tuple[list[str], list[float], bool]:

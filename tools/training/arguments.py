@@ -49,6 +49,9 @@ class Command:
     """Weights and moments to begin with: a checkpoint of another run, or a folder as for --resume; or weights alone: a
     Hugging Face folder, or a folder of a model. Schedule and data are this recipe's own, from step 0: the second phase
     of two, or further training of somebody's model."""
+    start_generator_from: Path | None = None
+    """Of the objective "replaced-tokens", beside --start-from: the folder of the generator that learnt with that model,
+    whose weights the generator begins with. Default: it begins fresh."""
     dry_run: bool = False
     """Print sizes, memory, traffic and the time to expect, and stop. No process but this one is needed."""
     profile: str | None = None
@@ -128,6 +131,10 @@ def resolve(command: Command) -> RunPlan:
         raise ValueError("--exchange-every and --exchange-within are about an exchange. Add --exchange, or drop them.")
     if command.profile is None and command.profile_ranks != Command.profile_ranks:
         raise ValueError("--profile-ranks are those of a trace. Add --profile with its steps, or drop them.")
+    if command.start_generator_from is not None and command.start_from is None:
+        raise ValueError(
+            "--start-generator-from is about a generator beside the model of --start-from. Name that, too, or drop it."
+        )
     if command.dry_run and command.prepare_only:
         raise ValueError("--dry-run stops before the corpus that --prepare-only prepares. Drop one of them.")
     return RunPlan(
@@ -139,6 +146,7 @@ def resolve(command: Command) -> RunPlan:
         corpus=_corpus_folder(command),
         resume=command.resume if command.resume in (None, AUTO) else Path(command.resume),
         start_from=command.start_from,
+        start_generator_from=command.start_generator_from,
         purpose="dry run" if command.dry_run else "prepare" if command.prepare_only else "train",
         exchange=_exchange_options(command),
         profile=None if command.profile is None else ProfileSchedule.parse(command.profile),

@@ -187,9 +187,11 @@ class ModelConfig:
     """The masked-LM head's decoder is the embedding of tokens; false, as of EuroBERT, gives it a weight of its own."""
     generator_size: float | None = None
     """Of the objective "replaced-tokens": the generator's hidden size, inner size and heads, as a share of the model's
-    own. Default: 0.25."""
+    own. Default: 0.25; a DeBERTa's is as large."""
     generator_heads: int | None = None
     """Attention heads of the generator, which divide by the cube's y. Default: its share, and at least 1."""
+    generator_layers: int | None = None
+    """Layers of the generator. Default: as many as the model's; of a DeBERTa half of them, and at least 1."""
     discriminator_weight: float | None = None
     """By which the loss of the discriminator, the model itself, is multiplied beside the generator's. Default: 50."""
     recompute: Literal["none", "layer", "attention"] = "none"
@@ -253,6 +255,7 @@ class ModelConfig:
             for name, value in (
                 ("generator_size", self.generator_size),
                 ("generator_heads", self.generator_heads),
+                ("generator_layers", self.generator_layers),
                 ("discriminator_weight", self.discriminator_weight),
             )
             if value is not None

@@ -497,6 +497,8 @@ def _generator(config: BertConfig) -> str:
 def _encoder(config: BertConfig) -> str:
     if config.encoder == "classic":
         positions = "rotary positions" if config.has_rotary else "position table"
+        if config.distance_buckets is not None:
+            positions = "distances of queries and keys"
         mlp = f"a gate of {config.activation.upper()}" if config.has_gate else "GELU"
         return f"classic: {positions}, {mlp}, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
     told = "modern: rotary positions, GeGLU, LayerNorm before each block, no bias"

@@ -313,10 +313,10 @@ class PretrainTrainer(Trainer[TrainBatch, StepMetrics]):
         if different := differences(progress, self.recipe):
             self.state.remarks.append(f"the recipe differs from that of the checkpoint: {', '.join(different)}")
 
-    def start_from(self, folder: Path) -> str:
+    def start_from(self, folder: Path, generator: Path | None = None) -> str:
         """Begins at step 0 with what another run, or another model, has learnt; schedule and data are this run's own.
         Returns what was taken, in words. See `begin_with`, also for errors."""
-        told = begin_with(folder, self.model, self.optimizer, self.recipe, self.needed_corpus, self.cube)
+        told = begin_with(folder, self.model, self.optimizer, self.recipe, self.needed_corpus, self.cube, generator)
         self.cube.manual_seed(self.recipe.run.seed)  # this run's own streams
         return told
 

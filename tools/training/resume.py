@@ -14,7 +14,8 @@ from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining
 from models.bert.huggingface import WeightSource, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
-from tensor3d.distributed.object_collectives import run_on_all_ranks
+from tensor3d.distributed.object_collectives import all_gather_object, run_on_all_ranks
+from tensor3d.sharding.param_layout import local
 from tools.common.files import read_file
 from tools.corpus.tokenizers.huggingface import FoundTokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of, tokenizer_of_corpus, tokenizers_in
@@ -48,6 +49,9 @@ _SIZES = (
     "rotary_factor",
     "pooling",
 )
+
+
+_GENERATORS = ("family", "layers", "hidden", "heads", "inner_size", "vocab", "types", "activation", "tied", "eps")
 
 
 def run_facts(recipe: TrainConfig, corpus: TrainingCorpus) -> dict[str, Any]:
@@ -135,6 +139,8 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
                 f"the checkpoint's model has {name} = {old.get(name)!r}, the recipe's {new[name]!r}. Start from a "
                 "checkpoint of the same sizes."
             )
+    ours = recipe.model.config(recipe.data)
+    _check_distances("the checkpoint's model", _resolved(progress.get("recipe", {}))[0], ours)
     default = TrainConfig().data.objective  # of checkpoints of before, which do not say
     objectives = [
         each.get("data", {}).get("objective", default) for each in (progress.get("recipe", {}), recipe.to_dict())
@@ -146,11 +152,15 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             "python -m tools.convert to-hf and start with that folder."
         )
     generators = [_resolved(each)[1] for each in (progress.get("recipe", {}), recipe.to_dict())]
-    if generators[0] != generators[1] and None not in generators:
-        told = [f"hidden {each.hidden}, {each.heads} heads" for each in generators if each is not None]
+    told = [
+        f"{each.layers} layers, hidden {each.hidden}, inner {each.inner_size}, {each.heads} heads"
+        for each in generators
+        if each is not None
+    ]
+    if len(set(told)) > 1:
         raise ValueError(
             f"the checkpoint's generator has {told[0]}, the recipe's {told[1]}. Start with the same "
-            "model.generator_size and generator_heads."
+            "model.generator_size, generator_heads and generator_layers."
         )
     kinds = [each.get("optimizer", {}).get("kind") for each in (progress.get("recipe", {}), recipe.to_dict())]
     if kinds[0] != kinds[1]:
@@ -158,7 +168,7 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
             f"the checkpoint was trained with optimizer.kind = {kinds[0]!r}, the recipe says {kinds[1]!r}, and its "
             "moments are taken over. Start with the same optimiser."
         )
-    if not old["positions"] <= new["positions"] and not recipe.model.config(recipe.data).has_rotary:
+    if not old["positions"] <= new["positions"] and ours.position_rows:
         raise ValueError(
             f"the checkpoint's position table has {old['positions']} rows, the recipe's {new['positions']}: a table "
             f"can only grow. Set model.positions = {old['positions']}."
@@ -167,6 +177,17 @@ def check_start(progress: dict[str, Any], recipe: TrainConfig, corpus: TrainingC
         raise ValueError(
             "the checkpoint was trained with another tokenizer: its ids mean other pieces. Prepare the corpus of this "
             "run with the tokenizer of that run."
+        )
+
+
+def _check_distances(told: str, theirs: BertConfig, ours: BertConfig) -> None:
+    """Raises ValueError where a DeBERTa would take what was learnt of some distances for others."""
+    old, new = theirs.distance_buckets, ours.distance_buckets
+    if old != new and old is not None and new is not None:
+        raise ValueError(
+            f"{told} tells distances up to {old.farthest} apart in {old.span} buckets to each side, the recipe's up to "
+            f"{new.farthest} in {new.span}. Set model.positions = {old.farthest} and model.position_buckets = "
+            f"{old.span}."
         )
 
 
@@ -256,6 +277,7 @@ def begin_with(
     recipe: TrainConfig,
     corpus: TrainingCorpus,
     cube: Cube,
+    generator: Path | None = None,
 ) -> str:
     """Fills a model that has not been trained yet. Every rank calls it.
 
@@ -263,22 +285,48 @@ def begin_with(
     may have grown: further rows are new. Of the folder of another model the weights alone are taken, and heads that it
     does not have stay as they are.
 
+    Args:
+        generator: the folder of the one that has learnt with that other model. Default: it stays as it is, but for
+            embeddings that are the model's.
+
     Returns:
         What was taken, in words, and which settings are others than they were.
 
     Raises:
         ValueError: `folder` is no checkpoint and no model, is damaged, or one of another model or tokenizer.
     """
-    run_on_all_ranks(cube, lambda: check_begin(folder, recipe, corpus))
+    run_on_all_ranks(cube, lambda: check_begin(folder, recipe, corpus, generator))
     if has_optimizer_state(folder):
-        grows = () if model.config.has_rotary else (POSITIONS,)
+        grows = (POSITIONS,) if model.config.position_rows else ()
         old = run_on_all_ranks(cube, lambda: _sizes(checkpoint.read_progress(folder).get("recipe", {})))
         checkpoint.load(folder, model, optimizer, cube, grows=grows)
         return f"{folder}: weights and moments are loaded{_changed(old, model.config)}"
     weights = run_on_all_ranks(cube, lambda: open_weights(folder))
-    filled = weights.fill(model, cube)
-    told = f"{folder}: {filled.in_words()}; the optimiser's moments begin at 0"
-    return told + _changed(dataclasses.asdict(weights.config), model.config)
+    if isinstance(model, ElectraForPreTraining):
+        told = _fill_both(model, weights, generator, cube)
+    else:
+        told = f"{folder}: {weights.fill(model, cube).in_words()}"
+    return f"{told}; the optimiser's moments begin at 0" + _changed(dataclasses.asdict(weights.config), model.config)
+
+
+def _fill_both(model: ElectraForPreTraining, weights: WeightSource, generator: Path | None, cube: Cube) -> str:
+    """Fills the discriminator and, if there is a folder of it, the generator; says with what. Embeddings that they
+    share are the discriminator's."""
+    told, read = [], None
+    table = model.bert.embeddings.tokens.weight
+    if generator is not None:
+        beside = run_on_all_ranks(cube, lambda: open_weights(generator))
+        told.append(f"generator: {generator}: {beside.fill(model.generator_alone(), cube).in_words()}")
+        read = local(table).detach().clone()
+    told.insert(0, f"{weights.folder}: {weights.fill(model.discriminator_alone(), cube).in_words()}")
+    if model.config.disentangles_embeddings:
+        model.part_embeddings(has_generator=generator is not None)
+    elif read is not None and not all(all_gather_object(cube, read.equal(local(table)))):
+        told.append("the embeddings, which both have in common, are the model's, and the generator's were others")
+    if generator is None:
+        own = " but for its embeddings of tokens, which are the model's" * model.config.disentangles_embeddings
+        told.append(f"the generator is as initialised{own}")
+    return "; ".join(told)
 
 
 def _changed(old: dict[str, Any], new: BertConfig) -> str:
@@ -293,12 +341,48 @@ def _changed(old: dict[str, Any], new: BertConfig) -> str:
     return "".join(f"; {each}" for each in told)
 
 
-def check_begin(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus) -> None:
+def check_begin(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus, generator: Path | None = None) -> None:
     """Raises ValueError for what `begin_with` would refuse before it reads weights."""
     if has_optimizer_state(folder):
         check_start(checkpoint.read_progress(folder), recipe, corpus)
     else:
         weights_for(folder, recipe, corpus)
+    if generator is not None:
+        generator_for(generator, folder, recipe)
+
+
+def generator_for(folder: Path, beside: Path, recipe: TrainConfig) -> WeightSource:
+    """The weights of a folder, after a look at whether the recipe's generator can begin with them.
+
+    Args:
+        beside: what the model begins with.
+
+    Raises:
+        ValueError: another objective, no masked language model, other sizes, or a checkpoint beside it that has its own
+            generator.
+    """
+    ours = recipe.generator
+    if ours is None:
+        raise ValueError(
+            "--start-generator-from belongs to data.objective = 'replaced-tokens'. Got "
+            f"{recipe.data.objective!r}. Leave it out, or set the objective."
+        )
+    if has_optimizer_state(beside):
+        raise ValueError(
+            f"{beside} has a generator, with its moments, and --start-generator-from names another one: {folder}. Drop "
+            "it, or write that model with python -m tools.convert to-hf and start with its folder."
+        )
+    weights = open_weights(folder)
+    if "masked_lm" not in weights.heads:
+        raise ValueError(f"the model in {folder} has no masked-LM head: it is no generator. Name another folder.")
+    theirs = {name: getattr(weights.config, name) for name in (*_GENERATORS, "position_rows", "embedding_size")}
+    for name, value in theirs.items():
+        if value != getattr(ours, name):
+            raise ValueError(
+                f"the generator in {folder} has {name} = {value!r}, the recipe's {getattr(ours, name)!r}. Set "
+                "model.generator_size, generator_heads and generator_layers so that they agree, or name another folder."
+            )
+    return weights
 
 
 def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None) -> WeightSource:
@@ -336,6 +420,7 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
 
 def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
     ours, longest = recipe.model.config(recipe.data), recipe.data.max_length
+    _check_distances(f"the model in {folder}", theirs, ours)
     has_table = not (theirs.has_rotary or ours.has_rotary)
     if has_table and theirs.positions < longest:
         raise ValueError(

@@ -26,7 +26,7 @@ from tools.training.config import TrainConfig
 from tools.training.data import ramp
 from tools.training.factory import check_attention, check_compiler, check_graph, planned_device
 from tools.training.profiling import ProfileSchedule
-from tools.training.resume import has_optimizer_state, weights_for
+from tools.training.resume import generator_for, has_optimizer_state, weights_for
 
 AUTO: Literal["auto"] = "auto"
 """`--resume auto`: go on from the newest checkpoint of --output, if there is one, else begin there."""
@@ -50,6 +50,8 @@ class RunPlan:
     """What the run goes on from, if it does."""
     start_from: Path | None
     """A checkpoint, a folder with one or a model's, with whose weights the run begins."""
+    start_generator_from: Path | None
+    """A model's folder, with whose weights the generator beside that one begins."""
     purpose: Literal["train", "prepare", "dry run"]
     exchange: ExchangeOptions | None
     """How data ranks that read their own shards get the other sequences. None: each reads all."""
@@ -113,6 +115,8 @@ class RunPlan:
             source = latest_checkpoint(self.start_from)
             if not self.resume_candidates() and not has_optimizer_state(source):
                 weights_for(source, self.recipe, None)
+            if self.start_generator_from is not None and not self.resume_candidates():
+                generator_for(self.start_generator_from, source, self.recipe)
         if self.resume not in (None, AUTO):
             if output is not None:
                 raise ValueError(

@@ -12,7 +12,16 @@ from dataclasses import replace
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.flops import model_flops, work
-from models.bert.cost_model.param_shapes import ParamSpec, after_encoder, embeddings, layers, linear
+from models.bert.cost_model.param_shapes import (
+    ParamSpec,
+    after_encoder,
+    distances,
+    embeddings,
+    layers,
+    linear,
+    norm,
+    parameters,
+)
 from tensor3d.data import TrainBatch
 from tensor3d.packing.balance import Work
 from tensor3d.sharding.param_layout import copies, narrow
@@ -50,12 +59,18 @@ def electra_step_flops(config: BertConfig, generator: BertConfig, step: TrainBat
 
 def electra_parameters(config: BertConfig, generator: BertConfig) -> list[ParamSpec]:
     """All of them, in the order of `ElectraForPreTraining`. What is shared comes once."""
-    found = [*embeddings(config), *layers("bert.layers", config), *linear("replaced_tokens.dense", config.hidden)]
+    found = [*embeddings(config), *distances(config), *layers("bert.layers", config)]
+    if config.family == "deberta-v2":
+        found += norm("replaced_tokens.norm", config.hidden)
+    found += linear("replaced_tokens.dense", config.hidden)
     output = "replaced_tokens.output"
     found += [
         ParamSpec(name=f"{output}.weight", shape=(1, config.hidden), layout=narrow("y")),
         ParamSpec(name=f"{output}.bias", shape=(1,), layout=copies("y")),
     ]
+    if config.disentangles_embeddings:  # the discriminator's table is multiplied by nothing
+        found[0] = replace(found[0], multiplies=False)
+        return [*found, *(replace(each, name=f"generator.{each.name}") for each in parameters(generator))]
     if generator.has_projection:
         found += linear("generator.projection", generator.embedding_size, generator.hidden)
     found += layers("generator.layers", generator)

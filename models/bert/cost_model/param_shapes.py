@@ -181,6 +181,11 @@ def linear(name: str, inputs: int, outputs: int | None = None) -> list[ParamSpec
     return list(_linear(name, inputs, inputs if outputs is None else outputs, True))
 
 
+def norm(name: str, hidden: int) -> list[ParamSpec]:
+    """Those of a LayerNorm on face z."""
+    return list(_norm(name, hidden, True))
+
+
 def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
     """All parameters, those of equal layers once, with the number of these."""
     for parameter in (*embeddings(config), *distances(config), *after_encoder(config)):

@@ -82,12 +82,15 @@ class Architecture:
     """Of settings, where BERT's are others: by BERT's names."""
     fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     """Settings that change what the model computes: the value that they have here, and what another one means."""
+    own_classes: Mapping[frozenset[str], str] = field(default_factory=dict)
+    """Heads that no class of the library has, and the class for a file that holds them beside its own tensors."""
     heads: frozenset[frozenset[str]]
     """Which ones its classes have together."""
 
     def class_of(self, heads: Collection[str]) -> str:
         """The library's class with these heads together."""
-        return f"{self.classes}{CLASSES[frozenset(heads)]}"
+        found = frozenset(heads)
+        return f"{self.classes}{self.own_classes.get(found) or CLASSES[found]}"
 
     def own_name(self, name: str, heads: Collection[str] = ()) -> str:
         """What it calls a tensor of BERT, in a model with these heads."""
@@ -429,7 +432,15 @@ ARCHITECTURES = {
                 "attention.self.key": "attention.self.key_proj",
                 "attention.self.value": "attention.self.value_proj",
             },
-            others=_both({"bert.pooler.dense": "pooler.dense"}),
+            others=_both(
+                {
+                    "bert.pooler.dense": "pooler.dense",
+                    # As its authors' files of the third version have them.
+                    "replaced_tokens.norm": "mask_predictions.LayerNorm",
+                    "replaced_tokens.dense": "mask_predictions.dense",
+                    "replaced_tokens.output": "mask_predictions.classifier",
+                }
+            ),
             again={
                 "lm_predictions.lm_head.bias": "cls.predictions.bias",
                 **{
@@ -447,7 +458,11 @@ ARCHITECTURES = {
                 "pooler_dropout": (0, "[CLS] is dropped out behind the pooler alone here"),
                 "pooler_hidden_act": ("gelu", "the pooler's is GELU here"),
             },
-            heads=_sets(*_FINE_TUNED, "masked_lm", ""),
+            own_classes={
+                frozenset({"replaced_tokens"}): "Model",
+                frozenset({"masked_lm", "replaced_tokens"}): "ForMaskedLM",
+            },
+            heads=_sets(*_FINE_TUNED, "masked_lm", "masked_lm replaced_tokens", "replaced_tokens", ""),
         ),
         Architecture(
             name="jina_embeddings_v3",

@@ -135,6 +135,10 @@ class _Plan:
             told.append(f"{lost} was left out, which the library's {self.architecture} does not have")
         if not self.heads and frozenset({"pooler"}) in self._kind.heads:
             told.append(_NO_POOLER.format(self.architecture))
+        if self.heads in self._kind.own_classes:
+            told.append(
+                f"replaced_tokens is written as its authors' files have it; {self.architecture} does not read it"
+            )
         if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
         if not self.heads.isdisjoint(LABELLED) and not says_head_dropout(self._kind, self.architecture):
@@ -197,7 +201,7 @@ class _Plan:
     def _targets(self, names: Sequence[str]) -> tuple[str, ...]:
         """As this architecture names tensors of BERT: those of a bare encoder without the prefix."""
         own = (self._kind.own_name(each, self.heads) for each in names)
-        is_bare = self.architecture.endswith("Model")
+        is_bare = self.architecture.endswith("Model") and self.heads not in self._kind.own_classes
         return tuple(each.removeprefix(self._kind.prefix) if is_bare else each for each in own)
 
     def _header(self) -> bytes:

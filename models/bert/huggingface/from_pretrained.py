@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
@@ -15,6 +17,7 @@ from models.bert.huggingface.model_json import config_from_json, read_model_json
 from models.bert.huggingface.param_names import (
     GENERATOR,
     LABELLED,
+    TOKENS,
     encoder_shapes,
     in_generator,
     layers_among,
@@ -29,6 +32,7 @@ from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.checkpoint.state import MODEL
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.files import broken_links
+from tensor3d.sharding.param_layout import local
 
 # --- Weights of a folder that this project has written: model.json and the newest checkpoint beside it ----------------
 
@@ -87,7 +91,18 @@ class CheckpointWeights(WeightSource):
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         checkpoint.load(self.checkpoint, model, None, cube, only=used)
+        self._add_generators(used, cube)
         return {"unused": tuple(sorted(self._names - used.keys()))}
+
+    def _add_generators(self, used: dict[str, Tensor], cube: Cube) -> None:
+        """Of a run whose model's embeddings are what they differ by from its generator's, adds these."""
+        stored = in_generator(TOKENS, self.config)
+        if GENERATOR not in self.facts or not self.config.disentangles_embeddings or TOKENS not in used:
+            return
+        beside = nn.Parameter(torch.empty_like(used[TOKENS]))
+        checkpoint.load(self.checkpoint, _tree({stored: beside}), None, cube, only=[stored])
+        with torch.no_grad():
+            local(used[TOKENS]).add_(local(beside))
 
     @property
     def generator(self) -> WeightSource:
@@ -105,17 +120,24 @@ class _GeneratorWeights(WeightSource):
         self.settings = run.settings
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
-        named = nn.Module()
-        for name, parameter in model.named_parameters():
-            *parts, last = in_generator(name).split(".")
-            place = named
-            for part in parts:
-                if part not in place._modules:
-                    place.add_module(part, nn.Module())
-                place = place.get_submodule(part)
-            place.register_parameter(last, parameter)
-        checkpoint.load(self._checkpoint, named, None, cube, only=[in_generator(name) for name in used])
+        named = {in_generator(name, self.config): parameter for name, parameter in model.named_parameters()}
+        only = [in_generator(name, self.config) for name in used]
+        checkpoint.load(self._checkpoint, _tree(named), None, cube, only=only)
         return {"unused": ()}
+
+
+def _tree(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
+    """A module that has these parameters under these names."""
+    root = nn.Module()
+    for name, parameter in parameters.items():
+        *parts, last = name.split(".")
+        place = root
+        for part in parts:
+            if part not in place._modules:
+                place.add_module(part, nn.Module())
+            place = place.get_submodule(part)
+        place.register_parameter(last, parameter)
+    return root
 
 
 # --- Finds out what kind of folder holds a model ----------------------------------------------------------------------

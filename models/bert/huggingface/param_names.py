@@ -31,7 +31,7 @@ HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier"
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 LABELLED = ("classifier", "tags")
 """Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
-EMBEDDING = "bert.embeddings.word_embeddings.weight"
+TOKENS, EMBEDDING = "bert.embeddings.tokens.weight", "bert.embeddings.word_embeddings.weight"
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MASKED_LM_BIAS = "cls.predictions.bias"
 
@@ -66,7 +66,7 @@ PROJECTION = "bert.embeddings_project"
 _DISTANCES = "bert.encoder."
 """What stands before DeBERTa's table by distance and its norm."""
 _OTHERS = {
-    "bert.embeddings.tokens.weight": EMBEDDING,
+    TOKENS: EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
     "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
     "bert.relative.table.weight": f"{_DISTANCES}rel_embeddings.weight",
@@ -89,6 +89,7 @@ _OTHERS = {
         ("classifier", "classifier"),
         ("answers", "qa_outputs"),
         ("tags", "classifier"),
+        ("replaced_tokens.norm", "replaced_tokens.norm"),
         ("replaced_tokens.dense", "replaced_tokens.dense"),
         ("replaced_tokens.output", "replaced_tokens.output"),
     )
@@ -174,9 +175,11 @@ def part_of(name: str) -> str | None:
     return None if first == "bert" else first
 
 
-def in_generator(name: str) -> str:
+def in_generator(name: str, config: BertConfig) -> str:
     """What a checkpoint of such a run calls a parameter of the generator, which has here the name as of a masked
-    language model of its own: embeddings are the discriminator's, but for their projection."""
+    language model of its own: embeddings are the discriminator's, but for their projection, or its own."""
+    if config.disentangles_embeddings:
+        return f"{GENERATOR}.{name}"
     if name.startswith(("bert.embeddings.projection.", "bert.layers.")):
         return f"{GENERATOR}.{name.removeprefix('bert.').removeprefix('embeddings.')}"
     return f"{GENERATOR}.{name}" if name.startswith("masked_lm.") else name

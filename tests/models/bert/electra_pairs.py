@@ -1,4 +1,4 @@
-"""A small ELECTRA by chance, and what its generator and discriminator compute of packs on a cube.
+"""A small ELECTRA or DeBERTa by chance, and what its generator and discriminator compute of packs on a cube.
 
 Nothing here needs the library: ranks import it.
 """
@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.bert import ElectraForPreTraining, ReplacedTokens, open_weights
 from tensor3d import Cube, gather
 from tensor3d.data import Pack
+from tests.models.bert.huggingface.families import DEBERTA, drawn
 from tests.models.bert.huggingface.subject import gradient_errors, gradients
 from tests.models.toy import CAPACITY, Shape, lay, toy_packs
 from tests.single_device_reference import error, ranks_of
@@ -23,8 +24,14 @@ from tests.single_device_reference import error, ranks_of
 PARTS = ("discriminator", "generator")
 
 
-def sizes(shape: Shape, number: int) -> tuple[dict[str, Any], dict[str, Any], ReplacedTokens]:
+def sizes(shape: Shape, number: int, family: str) -> tuple[dict[str, Any], dict[str, Any], ReplacedTokens]:
     """Settings of both, that can be cut on this cube, with a vocabulary that divides by no axis; and the objective."""
+    if family == DEBERTA:
+        settings = {**drawn(DEBERTA, "ForMaskedLM", shape, 2 * number), "max_position_embeddings": CAPACITY}
+        layers = int(settings["num_hidden_layers"])
+        few = [max(1, layers // 2), layers + 1][number % 2]
+        objective = ReplacedTokens(generator_layers=[None, few][number % 2], weight=[50.0, 3.0][number % 2])
+        return settings, settings | {"num_hidden_layers": few}, objective
     random = np.random.default_rng([*shape, number])
     x, y, z, _ = shape
     many, few, d = int(random.integers(2, 4)), int(random.integers(1, 3)), z * int(random.integers(3, 7))
@@ -61,23 +68,17 @@ def model_of(folder: Path, objective: ReplacedTokens, cube: Cube) -> ElectraForP
     cube.manual_seed(0)
     weights = [open_weights(folder / part) for part in PARTS]
     model = ElectraForPreTraining(weights[0].config, objective, cube)
-    assert weights[0].fill(model, cube).fresh == ("generator",)
     assert model.generator.config == replace(weights[1].config, next_sentence=False)
     assert weights[1].fill(model.generator_alone(), cube).fresh == ()
+    assert weights[0].fill(model.discriminator_alone(), cube).fresh == ()
+    model.part_embeddings(has_generator=True)
     return model.eval()
 
 
-def discriminator_of(model: ElectraForPreTraining) -> nn.Module:
-    found = nn.Module()
-    found.add_module("bert", model.bert)
-    found.add_module("replaced_tokens", model.replaced_tokens)
-    return found
-
-
-def parity(folder: Path, shape: Shape, number: int, dtype: torch.dtype) -> dict[str, float]:
+def parity(folder: Path, shape: Shape, number: int, dtype: torch.dtype, family: str) -> dict[str, float]:
     """Errors by tensor, against what lies in `folder / "wanted"`."""
     cube = Cube(*shape) if ranks_of(shape) > 1 else Cube.single()
-    settings, _, objective = sizes(shape, number)
+    settings, _, objective = sizes(shape, number, family)
     wanted, theirs = torch.load(folder / "wanted")
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -90,7 +91,7 @@ def parity(folder: Path, shape: Shape, number: int, dtype: torch.dtype) -> dict[
     def note(name: str) -> Any:
         return lambda _, __, h: states.__setitem__(name, h.detach())
 
-    for part, layers in zip(PARTS, (model.bert.layers, model.generator.layers), strict=True):
+    for part, layers in zip(PARTS, (model.bert.layers, model.generator_alone().bert.layers), strict=True):
         for i, layer in enumerate(layers):
             layer.register_forward_hook(note(f"{part} {i + 1}"))
     packs = packs_of(settings["vocab_size"])
@@ -102,7 +103,7 @@ def parity(folder: Path, shape: Shape, number: int, dtype: torch.dtype) -> dict[
     got |= dict(zip(names, output.sums, strict=True))
     assert got.keys() == wanted.keys()
     errors = {name: error(value, wanted[name], name) for name, value in got.items()}
-    for part, alone in zip(PARTS, (discriminator_of(model), model.generator_alone()), strict=True):
+    for part, alone in zip(PARTS, (model.discriminator_alone(), model.generator_alone()), strict=True):
         alone.config = model.config if part == PARTS[0] else model.generator.config  # type: ignore[assignment]
         mine = gradients(alone, cube)
         if part == PARTS[1]:  # what is shared has one gradient, of both

@@ -1,33 +1,101 @@
-"""ELECTRA's generator and discriminator beside the library's: hidden states, losses, gradients, folders."""
+"""ELECTRA's and DeBERTa's generator and discriminator beside the library's: hidden states, losses, gradients, folders.
+
+What the library does not have of DeBERTa, the head that tells replaced tokens and the sum of two tables of which one
+has no gradient, is here as the authors' code has it (microsoft/DeBERTa, apps/models/replaced_token_detection_model.py
+and apps/tasks/rtd_task.py).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.bert import ElectraForPreTraining, ReplacedTokens
 from tensor3d import Cube, CubeShape
 from tensor3d.data import Pack
 from tensor3d.layers.sampling import vocab_sample
 from tests.models.bert.electra_pairs import PARTS, packs_of, parity, sizes
+from tests.models.bert.huggingface.families import DEBERTA
 from tests.models.bert.huggingface.subject import original, settings_of, tensors_of, write
 from tests.models.toy import CAPACITY, Shape, lay, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of, worst
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+TABLE = "embeddings.word_embeddings.weight"
 SHAPES = [(1, 1, 1, 1), (2, 2, 2, 1), (1, 2, 4, 1), (1, 2, 1, 2)]
 
 
-def twins(folder: Path, shape: Shape, number: int) -> tuple[Any, Any]:
-    """Discriminator and generator of the library, which share their embeddings, and folders of both."""
+class Head(nn.Module):
+    """DeBERTa's: a LayerNorm of each token and its sequence's [CLS], dense, activation, one output."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        for parameter in self.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+        from transformers.activations import ACT2FN
+
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.classifier(self.activation(self.dense(self.LayerNorm(h[:, :1] + h))))[..., 0]
+
+
+class Discriminator(nn.Module):
+    """The library's encoder with that head. Its table of tokens is what it differs by from the generator's."""
+
+    def __init__(self, encoder: Any, generator: Any) -> None:
+        super().__init__()
+        self.deberta, self.mask_predictions, self.config = encoder, Head(encoder.config), encoder.config
+        self.generator = [generator]  # none of its parts
+        own, others = (each.embeddings.word_embeddings.weight.data for each in (encoder, generator.deberta))
+        for table in (own, others):  # so few digits that sums and differences are exact in fp32
+            table.copy_((table * 1024).round() / 1024)
+        own -= others
+
+    @property
+    def of_generator(self) -> Tensor:
+        return self.generator[0].deberta.embeddings.word_embeddings.weight.detach()
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """As the authors' files have them: the table is the sum."""
+        found = {name: value.clone() for name, value in self.state_dict().items()}
+        found[f"deberta.{TABLE}"] += self.of_generator
+        return found
+
+    def forward(self, *, token_type_ids: Tensor, **given: Any) -> SimpleNamespace:
+        table = self.deberta.embeddings.word_embeddings.weight + self.of_generator
+        found = torch.func.functional_call(self.deberta, {TABLE: table}, kwargs=given)
+        return SimpleNamespace(logits=self.mask_predictions(found.last_hidden_state), hidden_states=found.hidden_states)
+
+
+def root(query: Tensor, scale_factor: int) -> Tensor:
+    """DeBERTa's scale without the library's rounding to fp32."""
+    return torch.tensor(query.shape[-1] * scale_factor, dtype=torch.float64).sqrt()
+
+
+def twins(folder: Path, shape: Shape, number: int, family: str) -> tuple[Any, Any]:
+    """Discriminator and generator of the library, and folders of both."""
     pytest.importorskip("transformers")
-    of_discriminator, of_generator, _ = sizes(shape, number)
+    of_discriminator, of_generator, _ = sizes(shape, number, family)
+    if family == DEBERTA:
+        beside = original(f"{DEBERTA}ForMaskedLM", **of_generator)
+        encoder = original(f"{DEBERTA}Model", **of_discriminator)
+        settings = settings_of(encoder)
+        model = Discriminator(encoder, beside)
+        write(folder / PARTS[0], model.tensors, settings)
+        write(folder / PARTS[1], tensors_of(beside), settings_of(beside))
+        return model, beside
     discriminator = original("ElectraForPreTraining", **of_discriminator)
     generator = original("ElectraForMaskedLM", **of_generator)
     generator.electra.embeddings = discriminator.electra.embeddings
@@ -85,35 +153,51 @@ def twin_step(discriminator: Any, generator: Any, packs: list[Pack], weight: flo
 
 
 @pytest.mark.parametrize(
-    ("shape", "number", "dtype"),
+    ("family", "shape", "number", "dtype"),
     [
         *(
-            pytest.param(shape, 0, torch.float64, marks=pytest.mark.slow if shape[:3].count(1) < 2 else ())
+            pytest.param("Electra", shape, 0, torch.float64, marks=pytest.mark.slow if shape[:3].count(1) < 2 else ())
             for shape in SHAPES
         ),
-        (SHAPES[0], 1, torch.float32),
+        ("Electra", SHAPES[0], 1, torch.float32),
         *(
-            pytest.param(shape, number, dtype, marks=pytest.mark.slow)
+            pytest.param("Electra", shape, number, dtype, marks=pytest.mark.slow)
             for shape in SHAPES
             for number, dtype in ((1, torch.float64), (2, torch.float64), (3, torch.float32))
+        ),
+        (DEBERTA, SHAPES[0], 0, torch.float64),
+        (DEBERTA, SHAPES[-1], 1, torch.float64),
+        *(
+            pytest.param(DEBERTA, shape, number, dtype, marks=pytest.mark.slow)
+            for shape, number, dtype in (
+                (SHAPES[0], 1, torch.float32),
+                ((1, 2, 2, 1), 2, torch.float64),
+                (SHAPES[1], 1, torch.float64),
+            )
         ),
     ],
     ids=str,
 )
-def test_both_compute_what_the_librarys_do(tmp_path: Path, shape: Shape, number: int, dtype: torch.dtype) -> None:
+def test_both_compute_what_the_librarys_do(
+    tmp_path: Path, family: str, shape: Shape, number: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the same drawn tokens, which differ in about as many places as an untrained generator fills wrongly."""
-    settings, _, objective = sizes(shape, number)
+    settings, _, objective = sizes(shape, number, family)
     packs = packs_of(settings["vocab_size"])
-    models = [each.to(dtype) for each in twins(tmp_path, shape, number)]
+    models = [each.to(dtype) for each in twins(tmp_path, shape, number, family)]
+    if family == DEBERTA:
+        monkeypatch.setattr("transformers.models.deberta_v2.modeling_deberta_v2.scaled_size_sqrt", root)
     found = twin_step(*models, packs, objective.weight)
     assert found["replaced"] > 0.5 * sum(len(pack.masked) for pack in packs)
-    shared = [f"electra.embeddings.{name}" for name, _ in models[0].electra.embeddings.named_parameters()]
+    shared = []
+    if family == "Electra":
+        shared = [f"electra.embeddings.{name}" for name, _ in models[0].electra.embeddings.named_parameters()]
     of_both = [
         {name: each.grad for name, each in model.named_parameters() if each.grad is not None} for model in models
     ]
     of_both[1] = {name: each for name, each in of_both[1].items() if name not in shared}
     torch.save((found, dict(zip(PARTS, of_both, strict=True))), tmp_path / "wanted")
-    given = (tmp_path, shape, number, dtype)
+    given = (tmp_path, shape, number, dtype, family)
     results = [parity(*given)] if ranks_of(shape) == 1 else run_ranks(ranks_of(shape), parity, *given)
     name, value = worst(results)
     print(f"{shape} {dtype}: {value:.1e} ({name})")
@@ -123,7 +207,7 @@ def test_both_compute_what_the_librarys_do(tmp_path: Path, shape: Shape, number:
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"family": "bert"}, {}, "learnt by family=\"electra\", which alone has a head for them. Got family='bert'"),
+        ({"family": "bert"}, {}, 'learnt by family="electra" and "deberta-v2", which alone .* Got family=\'bert\''),
         ({}, {"generator_size": 0.0}, "generator_size must be above 0 and at most 1. Got 0.0"),
         ({}, {"generator_size": 1.5}, "generator_size must be above 0 and at most 1. Got 1.5"),
         ({}, {"weight": -1.0}, "weight must be at least 0 and finite. Got -1.0"),

@@ -13,6 +13,9 @@ LOOKUPS = "tests/layers/test_lookup_ways.py::test_every_way_gives_the_same[2x2x2
 PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
 
 DRAWN = "tests/layers/test_sampling.py::test_any_cube_draws_the_same_also_where_a_slice_is_empty"
+DISENTANGLED = (
+    "tests/models/bert/test_electra.py::test_both_compute_what_the_librarys_do[DebertaV2-(1, 1, 1, 1)-0-torch.float64]"
+)
 REPLACED = "tests/models/bert/test_electra.py::test_both_compute_what_the_librarys_do"
 
 MUTATIONS = (
@@ -73,6 +76,34 @@ MUTATIONS = (
         old="local_rows(seen != original, self.cube)",
         new="local_rows(seen != batch.ids, self.cube)",
         tests=(REPLACED,),
+    ),
+    Mutation(
+        "disentangled-embeddings-of-the-generator-alone",
+        "models/bert/model.py",
+        old="chosen = [self.tokens(ids, planes_alike=planes_alike), *added]",
+        new="chosen = [self.tokens(ids, planes_alike=planes_alike)]",
+        tests=(DISENTANGLED,),
+    ),
+    Mutation(
+        "a-debertas-head-without-the-first-token",
+        "models/bert/electra.py",
+        old="h = self.norm(h, spread_rows(select(h, batch.first, self.cube), owners(batch), self.cube))",
+        new="h = self.norm(h)",
+        tests=(DISENTANGLED,),
+    ),
+    Mutation(
+        "generator-read-and-overwritten-by-the-model",
+        "models/bert/electra.py",
+        old="if not has_generator:",
+        new="if has_generator:",
+        tests=(DISENTANGLED,),
+    ),
+    Mutation(
+        "spread-gradient-of-own-rows-alone",
+        "tensor3d/sharding/redistribute.py",
+        old="sums = reduce_scatter(sums_by_row(gradient, own.clamp(min=0), own >= 0, ctx.slots), ctx.axis).wait()",
+        new="sums = sums_by_row(gradient, own.clamp(min=0), own >= 0, ctx.slots).chunk(ctx.axis.size)[ctx.axis.index]",
+        tests=("tests/sharding/test_redistribute.py::test_each_row_gets_that_of_its_slot",),
     ),
     Mutation(
         "discriminator-learns-of-unused-slots",
