@@ -442,6 +442,10 @@ ARCHITECTURES = {
                 }
             ),
             again={
+                **{
+                    f"mask_predictions.classifer.{kind}": f"replaced_tokens.output.{kind}"
+                    for kind in ("weight", "bias")
+                },
                 "lm_predictions.lm_head.bias": "cls.predictions.bias",
                 **{
                     f"lm_predictions.lm_head.{part}.{kind}": f"cls.predictions.transform.{part}.{kind}"

@@ -18,6 +18,7 @@ from tensor3d import Cube
 from tests.models.bert.huggingface.families import DEBERTA, drawn
 from tests.models.bert.huggingface.subject import saved
 from tests.models.toy import Shape
+from tools.convert.__main__ import parts_of
 
 pytest.importorskip("transformers")
 ONE: Shape = (1, 1, 1, 1)
@@ -112,7 +113,7 @@ def test_a_size_that_is_missing_is_named() -> None:
 
 
 def test_the_head_under_its_other_names(tmp_path: Path) -> None:
-    """As published files have it, beside that of the task by which they were trained, which is told as not used."""
+    """As published files have it."""
     twin = saved(tmp_path / "there", f"{DEBERTA}ForMaskedLM", **drawn(DEBERTA, "ForMaskedLM", ONE, 0))
     path = tmp_path / "there" / "model.safetensors"
     renamed = {
@@ -123,7 +124,7 @@ def test_the_head_under_its_other_names(tmp_path: Path) -> None:
         if "decoder" not in name
     }
     assert sum(name.startswith("lm_predictions.lm_head.") for name in renamed) == 5
-    save_file({**renamed, "mask_predictions.dense.weight": torch.ones(3, 3)}, path, metadata={"format": "pt"})
+    save_file(renamed, path, metadata={"format": "pt"})
     weights, cube = open_weights(tmp_path / "there"), Cube.single()
     assert isinstance(weights, HFWeights)
     assert weights.heads == ("masked_lm",)
@@ -137,3 +138,27 @@ def test_the_head_under_its_other_names(tmp_path: Path) -> None:
     assert torch.allclose(loss[0], -logits.log_softmax(-1)[5], atol=1e-5)
     export_huggingface(model, cube, tmp_path / "back", heads=("masked_lm",), settings=weights.settings)
     assert not [name for name in load_file(tmp_path / "back" / "model.safetensors") if name.startswith("lm_pred")]
+
+
+@pytest.mark.parametrize("last", ["classifier", "classifer"])
+def test_the_head_by_which_the_third_version_has_learnt(tmp_path: Path, last: str) -> None:
+    """Beside that of masked tokens, as in published files, and under the name of earlier code; the library takes the
+    other one from what is written."""
+    twin = saved(tmp_path / "there", f"{DEBERTA}ForMaskedLM", **drawn(DEBERTA, "ForMaskedLM", ONE, 0))
+    path, h = tmp_path / "there" / "model.safetensors", twin.config.hidden_size
+    shapes = {"LayerNorm.weight": (h,), "LayerNorm.bias": (h,), "dense.weight": (h, h), "dense.bias": (h,)}
+    shapes |= {f"{last}.weight": (1, h), f"{last}.bias": (1,)}
+    head = {f"mask_predictions.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    save_file({**load_file(path), **head}, path, metadata={"format": "pt"})
+    weights, cube = open_weights(tmp_path / "there"), Cube.single()
+    assert weights.heads == ("masked_lm", "replaced_tokens")
+    model, filled = parts_of(weights, cube)
+    assert (filled.unused, filled.fresh) == ((), ())
+    back = export_huggingface(model, cube, tmp_path / "back", settings=weights.settings)
+    assert back.architecture == "DebertaV2ForMaskedLM"
+    assert "DebertaV2ForMaskedLM does not read it" in (back.note or "")
+    written = load_file(tmp_path / "back" / "model.safetensors")
+    for name, value in head.items():
+        assert written[name.replace(last, "classifier")].equal(value)
+    _, wrong = type(twin).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(wrong.values())  # the library's class knows that published files have it
