@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining
-from models.bert.huggingface import WeightSource, open_weights
+from models.bert.huggingface import WeightSource, open_generator, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
 from tensor3d.distributed.object_collectives import all_gather_object, run_on_all_ranks
@@ -315,7 +315,7 @@ def _fill_both(model: ElectraForPreTraining, weights: WeightSource, generator: P
     told, read = [], None
     table = model.bert.embeddings.tokens.weight
     if generator is not None:
-        beside = run_on_all_ranks(cube, lambda: open_weights(generator))
+        beside = run_on_all_ranks(cube, lambda: open_generator(generator))
         told.append(f"generator: {generator}: {beside.fill(model.generator_alone(), cube).in_words()}")
         read = local(table).detach().clone()
     told.insert(0, f"{weights.folder}: {weights.fill(model.discriminator_alone(), cube).in_words()}")
@@ -372,7 +372,7 @@ def generator_for(folder: Path, beside: Path, recipe: TrainConfig) -> WeightSour
             f"{beside} has a generator, with its moments, and --start-generator-from names another one: {folder}. Drop "
             "it, or write that model with python -m tools.convert to-hf and start with its folder."
         )
-    weights = open_weights(folder)
+    weights = open_generator(folder)
     if "masked_lm" not in weights.heads:
         raise ValueError(f"the model in {folder} has no masked-LM head: it is no generator. Name another folder.")
     theirs = {name: getattr(weights.config, name) for name in (*_GENERATORS, "position_rows", "embedding_size")}

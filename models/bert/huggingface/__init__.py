@@ -10,6 +10,7 @@ from models.bert.huggingface.from_pretrained import (
     Pretrained,
     PretrainedClassifier,
     model_folder_of,
+    open_generator,
     open_weights,
     read_model_config,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "WeightSource",
     "export_huggingface",
     "model_folder_of",
+    "open_generator",
     "open_weights",
     "read_model_config",
     "read_model_json",

@@ -15,6 +15,8 @@ from typing import Any
 
 _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
+DIFFERENCE = "bert.embeddings.word_embeddings._weight"
+"""In DeBERTa's published files, as it would be called in a BERT."""
 CLASSES = {
     frozenset({"pooler", "masked_lm", "next_sentence"}): "ForPreTraining",
     frozenset({"replaced_tokens"}): "ForPreTraining",
@@ -61,6 +63,8 @@ class Architecture:
     one after another, into the library's. Those of a BERT, and of one architecture, they leave alone."""
     also: tuple[str, ...] = ()
     """Other `model_type`s of such files."""
+    left_over: frozenset[str] = frozenset()
+    """Tensors of such files, by BERT's names, of which the encoder needs none: they are told as not used."""
     rotary: bool = False
     """BERT's layers, with rotary positions instead of a table of them."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -453,6 +457,9 @@ ARCHITECTURES = {
                     for kind in ("weight", "bias")
                 },
             },
+            # What the embeddings differ by from those of the generator that learnt beside the model (He et al. 2021,
+            # arXiv 2111.09543, §3.3); the others are the sums.
+            left_over=frozenset({DIFFERENCE, "bert.embeddings.position_embeddings._weight"}),
             second_bias=True,
             settings={"classifier_dropout": "cls_dropout", "type_vocab_size": None},
             defaults={"layer_norm_eps": 1e-7, "classifier_dropout": None},

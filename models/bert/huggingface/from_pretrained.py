@@ -24,7 +24,7 @@ from models.bert.huggingface.param_names import (
     of_encoder,
     part_of,
 )
-from models.bert.huggingface.reader import HFWeights
+from models.bert.huggingface.reader import GENERATOR_FILES, HFWeights
 from models.bert.huggingface.weights import WeightSource
 from models.folder_kinds import CHECKPOINTS, instead, is_gpt_run, run_of
 from tensor3d import Cube, checkpoint
@@ -180,6 +180,19 @@ def open_weights(folder: Path | str) -> WeightSource:
         f"{folder} is no folder of a model: it has neither {MODEL_JSON} (a model of this project, a run) nor {CONFIG} "
         f"(a Hugging Face model).{broken_links(folder, (MODEL_JSON, CONFIG)) or instead(folder)}"
     )
+
+
+def open_generator(folder: Path | str) -> WeightSource:
+    """The generator that learnt replaced tokens beside a model: of the folder of a published DeBERTa the files that it
+    has of it, else what `open_weights` finds.
+
+    Raises:
+        ValueError: as of `open_weights`.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG).exists() and (folder / GENERATOR_FILES[1]).exists():
+        return HFWeights(folder, generator=True)
+    return open_weights(folder)
 
 
 def read_model_config(folder: Path | str) -> BertConfig:

@@ -8,7 +8,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,7 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from models.bert.huggingface import param_names
-from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of, architectures_from
+from models.bert.huggingface.architectures import (
+    ARCHITECTURES,
+    DIFFERENCE,
+    Architecture,
+    architecture_of,
+    architectures_from,
+)
 from models.bert.huggingface.config import (
     CONFIG,
     config_from,
@@ -50,6 +56,9 @@ WEIGHT_FILES = (_SAFE, f"{_SAFE}.index.json", _PICKLED, f"{_PICKLED}.index.json"
 """In the order in which they are looked for."""
 FLOATS = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 """The types that weights may have in a file, and what they are called here."""
+
+GENERATOR_FILES = ("generator_config.json", "pytorch_model.generator.bin")
+"""Settings, which may be missing, and weights of the generator that learnt beside a DeBERTa, in its folder."""
 
 Read = Callable[[str, tuple[slice, ...]], Tensor]
 
@@ -239,16 +248,28 @@ _OWN_DECODER = "masked_lm.projection.weight"
 class HFWeights(WeightSource):
     """Opens a Hugging Face folder: its config.json and the headers of its weights.
 
+    Args:
+        generator: not those of the model, but of the generator that learnt beside it, which published DeBERTas have in
+            the same folder (`GENERATOR_FILES`).
+
     Raises:
         ValueError: no BERT, no weights, or files that cannot be read; see `config_from` and `file_tensors`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, generator: bool = False) -> None:
         where = folder / CONFIG
         self.folder, self.settings = folder, read_object(where)
+        if generator:
+            own, weights = (folder / name for name in GENERATOR_FILES)
+            found = _of_file(weights)
+            if own.exists():  # what it does not say is as in the model
+                self.settings, where = {**self.settings, **read_object(own)}, own
+            else:
+                self.settings["num_hidden_layers"] = _layers_among(found)
+        else:
+            found = file_tensors(folder)
         self._architecture = architecture_of(self.settings, where)
         self.config = config_from(self.settings, where)
-        found = file_tensors(folder)
         said = architectures_from(self.settings, where)
         self._tensors, self._names = _by_bert_name(found, folder, self._architecture, said)
         self._check_names()
@@ -288,7 +309,11 @@ class HFWeights(WeightSource):
                 f"wrappers of a model save them. Rename the tensors, without what stands before {kind.prefix!r}, or "
                 "save the model inside with its own save_pretrained."
             )
-        names = {name: own for name, own in self._names.items() if param_names.of_encoder(name)}
+        names = {
+            name: own
+            for name, own in self._names.items()
+            if param_names.of_encoder(name) and name not in kind.left_over
+        }
         unknown = {name: own for name, own in names.items() if not param_names.is_known(name, self.config)}
         more = list(unknown.values())
         if more and kind.name == "electra" and all(name.startswith(param_names.PROJECTION) for name in unknown):
@@ -406,6 +431,12 @@ class HFWeights(WeightSource):
                 f"false), and {self._own(name)} is missing. Get a complete model, leave the head masked_lm out "
                 "(--heads of `python -m tools.convert from-hf`, or Weights.only), or correct the setting."
             )
+        if name == param_names.EMBEDDING and DIFFERENCE in self._names:
+            raise ValueError(
+                f"{self.folder}: {self._own(name)} is missing, which the model needs. {self._own(DIFFERENCE)} is what "
+                "it differs by from that of the generator that has learnt beside the model: write the sum of both "
+                "under that name."
+            )
         prefix = param_names.prefix_among(map(self._architecture.today, self._tensors))
         begin = f"the names of its encoder begin with {prefix!r}" if prefix else "its names have no prefix"
         if prefix is None:
@@ -495,6 +526,14 @@ def _in_blocks(part: tuple[slice, ...]) -> Iterator[tuple[slice, ...]]:
     rows, *columns = part
     for first in range(rows.start, rows.stop, _COMPARED):
         yield slice(first, min(first + _COMPARED, rows.stop)), *columns
+
+
+_NUMBERED = re.compile(r"(?:^|\.)layer\.(\d+)\.")
+
+
+def _layers_among(names: Iterable[str]) -> int:
+    """Layers of which a file has tensors."""
+    return max((int(match[1]) + 1 for name in names if (match := _NUMBERED.search(name))), default=0)
 
 
 def _by_bert_name(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.bert import BertConfig, BertForPreTraining, EncodedText, export_huggingface, open_weights
+from models.bert.huggingface import open_generator
 from models.bert.huggingface.config import config_from, settings_of
 from models.bert.huggingface.reader import HFWeights
 from models.bert.tasks import piece_losses
-from tensor3d import Cube
+from tensor3d import Cube, local
 from tests.models.bert.huggingface.families import DEBERTA, drawn
-from tests.models.bert.huggingface.subject import saved
+from tests.models.bert.huggingface.subject import original, saved, tensors_of
 from tests.models.toy import Shape
 from tools.convert.__main__ import parts_of
 
@@ -162,3 +164,55 @@ def test_the_head_by_which_the_third_version_has_learnt(tmp_path: Path, last: st
         assert written[name.replace(last, "classifier")].equal(value)
     _, wrong = type(twin).from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not any(wrong.values())  # the library's class knows that published files have it
+
+
+def published(folder: Path, *, says_generator: bool) -> tuple[Any, Any]:
+    """A folder as the third version's: the model with what its embeddings differ by from the generator's, and the files
+    of that one. Both as the library makes them."""
+    settings = {**drawn(DEBERTA, "ForMaskedLM", ONE, 0), "num_hidden_layers": 4}
+    model = saved(folder, f"{DEBERTA}ForMaskedLM", **settings)
+    beside = original(f"{DEBERTA}ForMaskedLM", **settings | {"num_hidden_layers": 2})
+    own, table = tensors_of(model), "deberta.embeddings.word_embeddings"
+    learnt = tensors_of(beside)
+    positions = torch.ones(settings["max_position_embeddings"], settings["hidden_size"])
+    own |= {f"{table}._weight": own[f"{table}.weight"] - learnt[f"{table}.weight"]}
+    for name in ("_weight", "weight"):  # of a decoder that is not here
+        own[f"deberta.embeddings.position_embeddings.{name}"] = positions
+    learnt["deberta.embeddings.position_embeddings.weight"] = positions
+    (folder / "model.safetensors").unlink()
+    torch.save(own, folder / "pytorch_model.bin")
+    torch.save(learnt, folder / "pytorch_model.generator.bin")
+    if says_generator:  # no more than sizes, as the authors' code has it
+        (folder / "generator_config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+    return model, beside
+
+
+@pytest.mark.parametrize("says_generator", [False, True])
+def test_a_folder_with_its_generator_beside_it(tmp_path: Path, *, says_generator: bool) -> None:
+    model, beside = published(tmp_path, says_generator=says_generator)
+    weights, generator = open_weights(tmp_path), open_generator(tmp_path)
+    assert [each.config.layers for each in (weights, generator)] == [4, 2]
+    cube = Cube.single()
+    for source, twin in ((weights, model), (generator, beside)):
+        found, filled = parts_of(source, cube, ("masked_lm",))
+        assert filled.fresh == ()
+        wanted = twin.deberta.embeddings.word_embeddings.weight
+        assert local(found.bert.embeddings.tokens.weight).equal(wanted)
+        assert len(filled.unused) == (3 if source is weights else 1)
+    assert open_generator(saved_alone(tmp_path / "alone")).config.layers == 1
+
+
+def saved_alone(folder: Path) -> Path:
+    """A folder that is a model and no more."""
+    saved(folder, f"{DEBERTA}ForMaskedLM", **{**drawn(DEBERTA, "ForMaskedLM", ONE, 0), "num_hidden_layers": 1})
+    return folder
+
+
+def test_a_difference_without_its_sum_is_refused(tmp_path: Path) -> None:
+    """As some published folders have it, of which the library makes a model with embeddings by chance."""
+    published(tmp_path, says_generator=False)
+    tensors = torch.load(tmp_path / "pytorch_model.bin")
+    del tensors["deberta.embeddings.word_embeddings.weight"]
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"word_embeddings._weight is what it differs by .* write the sum of both"):
+        parts_of(open_weights(tmp_path), Cube.single(), ())
