@@ -245,7 +245,7 @@ def test_generators_that_do_not_fit_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("changed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_electra_begins_with_both_models(
     folders: dict[str, Path], more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, changed: bool
 ) -> None:
