@@ -163,6 +163,9 @@ class ModelConfig:
     """Modern encoder alone: probability, of what attention's output projection gives. Default: dropout."""
     std: Annotated[float, Positive()] = 0.02
     """Standard deviation of initial weights."""
+    vocab_rows: int | None = None
+    """Rows of the embedding of tokens, and logits of masked ones, where a model that the run begins with has more than
+    its tokenizer has pieces. Default: data.vocab_size, which is also the least."""
     positions: int | None = None
     """Rows of the position table from `first_position` on; with rotary positions, which have none, the longest sequence
     that the model's folder will say it takes; of DeBERTa, which has none either, the farthest distance with a bucket of
@@ -226,7 +229,7 @@ class ModelConfig:
         return dataclasses.replace(
             PRESETS[self.preset],
             **{name: value for name, value in changed.items() if value is not None},
-            vocab=data.vocab_size,
+            vocab=data.vocab_size if self.vocab_rows is None else self.vocab_rows,
             positions=data.max_length if self.positions is None else self.positions,
             family=self.family,
             first_position=self.first_position,

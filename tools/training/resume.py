@@ -409,11 +409,11 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
         mark, found = tokenizer_of_corpus(corpus.tokenizer).fingerprint, tokenizers_in(folder)
         if all(each.open().fingerprint != mark for each in found):
             raise ValueError(_other_tokenizer(folder, found))
-        if weights.config.vocab != corpus.info.vocab_size:
+        rows, pieces = weights.config.vocab, corpus.info.vocab_size
+        if rows != recipe.model.config(recipe.data).vocab:
             raise ValueError(
-                f"the model in {folder} has {weights.config.vocab} rows in its embedding, and its tokenizer "
-                f"{corpus.info.vocab_size} pieces; pre-training has a row for each piece. Cut the embedding with the "
-                f"library that wrote it: model.resize_token_embeddings({corpus.info.vocab_size})."
+                f"the model in {folder} has {rows} rows in its embedding, and its tokenizer {pieces} pieces. Set "
+                f"model.vocab_rows = {rows}."
             )
     return weights
 

@@ -69,6 +69,11 @@ class RunPlan:
         """Raises ValueError where recipe, cube and options do not fit together."""
         recipe, shape = self.recipe, self.shape
         config, replaced = recipe.model.config(recipe.data), recipe.replaced_tokens
+        if config.vocab < (pieces := recipe.data.vocab_size):  # known since samples have told it
+            raise ValueError(
+                f"model.vocab_rows must be at least data.vocab_size={pieces}, the pieces of the tokenizer. Got "
+                f"{config.vocab}. Leave it out, or raise it."
+            )
         config.check(shape)
         if replaced is not None:
             replaced.check(config, shape)

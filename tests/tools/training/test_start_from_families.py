@@ -123,6 +123,15 @@ def went_on(start: Start, output: Path, *more: str) -> int:
     return pretrain.main(arguments(start.recipe, output, "--start-from", str(start.folder), *more, corpus=samples))
 
 
+def with_rows(start: Start, folder: Path, rows: int) -> Path:
+    """A model by chance of the same kind and tokenizer, with so many rows in its embedding."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((start.folder / name).read_bytes())
+    write_model(folder, rows, open_weights(start.folder).config.family)
+    return folder
+
+
 def test_it_goes_on_and_comes_out_as_it_came_in(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,13 +181,27 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
     for name in ("config.json", "model.safetensors"):
         (bare / name).write_bytes((start.folder / name).read_bytes())
     assert "bare has no tokenizer" in refused("--dry-run", folder=bare)
-    larger = tmp_path / "larger"
-    larger.mkdir()
-    (larger / "tokenizer.json").write_bytes((start.folder / "tokenizer.json").read_bytes())
-    (larger / "tokenizer_config.json").write_bytes((start.folder / "tokenizer_config.json").read_bytes())
     pieces = tokenizer_of(start.folder).vocab_size
-    write_model(larger, pieces + 8, family)
-    assert f"has {pieces + 8} rows in its embedding, and its tokenizer {pieces} pieces" in refused(folder=larger)
+    rows = pieces + 8
+    larger = with_rows(start, tmp_path / "larger", rows)
+    told = f"has {rows} rows in its embedding, and its tokenizer {pieces} pieces. Set model.vocab_rows = {rows}."
+    assert told in refused(folder=larger)
+    assert told in refused("--model.vocab-rows", str(pieces + 9), folder=larger)
+    few = refused("--model.vocab-rows", str(pieces - 1), folder=larger)
+    assert f"must be at least data.vocab_size={pieces}, the pieces of the tokenizer. Got {pieces - 1}. Leave" in few
+
+
+def test_a_model_with_more_rows_than_pieces_goes_on(start: Start, tmp_path: Path) -> None:
+    """As published ones have them; they come out as they came in."""
+    rows = tokenizer_of(start.folder).vocab_size + 8
+    larger = with_rows(start, tmp_path / "larger", rows)
+    options = ("--model.vocab-rows", str(rows), "--run.steps", "1", "--run.checkpoint-every", "1")
+    still = (*options, "--optimizer.lr", "1e-30")
+    assert went_on(Start(larger, start.recipe), tmp_path / "run", *still) == 0
+    assert convert(["to-hf", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    before, after = (load_file(each / "model.safetensors") for each in (larger, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], tensor, rtol=0, atol=1e-20) for name, tensor in before.items())
 
 
 def test_a_rotary_base_and_a_length_of_its_own_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
