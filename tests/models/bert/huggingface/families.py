@@ -25,6 +25,7 @@ from models.bert import (
 )
 from models.bert.tasks import class_logits, span_logits, tag_logits
 from tensor3d import Cube, gather
+from tests.default_type import default_type
 from tests.models.bert.huggingface.subject import gradient_errors, gradients
 from tests.models.toy import Shape
 from tests.single_device_reference import error, ranks_of
@@ -224,12 +225,8 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
     for number, (family, kind) in enumerate(cases):
         name = f"{family}{kind}"
         wanted, theirs = torch.load(folder / name / "wanted")
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # made in this type: converting a DTensor takes half a minute a model
-        try:
+        with default_type(dtype):  # made in this type: converting a DTensor takes half a minute a model
             ours = OURS[kind].from_pretrained(folder / name, cube).eval()
-        finally:
-            torch.set_default_dtype(before)
         got = cube_step(ours, kind, texts_for(drawn(family, kind, shape, number)), cube)
         assert got.keys() == wanted.keys() - ({"logits"} if kind == "ForMaskedLM" else set())
         found = {key: error(value, wanted[key], key) for key, value in got.items()}
