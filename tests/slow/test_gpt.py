@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.runs import journal
+
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ["launch/torchrun.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=8"]
 GREEDY = ["--prompt", "Return the", "--tokens", "40", "--temperature", "0"]
@@ -45,9 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_falls_below_the_unigram_entropy(run: Path) -> None:
     entropy = json.loads((run / "run.json").read_text())["unigram_entropy"]
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [record["loss"] for record in records if record["kind"] == "step"]
-    (held_out,) = [record["loss"] for record in records if record["kind"] == "evaluation"]
+    losses = [record["loss"] for record in journal(run, "step")]
+    (held_out,) = [record["loss"] for record in journal(run, "evaluation")]
     assert len(losses) == 200
     assert losses[0] == pytest.approx(math.log(2048), abs=0.3)
     assert statistics.fmean(losses[-20:]) <= entropy - 0.5
