@@ -6,12 +6,12 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
 from tests.tools.runs import journal
 
 ROOT = Path(__file__).parents[2]
@@ -23,15 +23,7 @@ pytestmark = pytest.mark.long(reason="200 steps on eight ranks; tests/tools/gpt/
 
 def python(*arguments: str | Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    finished = ran([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, timeout=1800)
     assert finished.returncode == 0, finished.stderr[-4000:]
     return finished.stdout
 
