@@ -14,14 +14,7 @@ from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.norm_kernels import (
-    add_and_norm,
-    combined_moments,
-    local_moments,
-    normalised,
-    rms_norm,
-    widened,
-)
+from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, rms_norm, widened
 from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import drop

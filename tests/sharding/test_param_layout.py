@@ -11,16 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
-from tensor3d.sharding.param_layout import (
-    as_parameter,
-    copies,
-    detached,
-    matrix,
-    narrow,
-    table,
-    vector,
-    zeros_like,
-)
+from tensor3d.sharding.param_layout import as_parameter, copies, detached, matrix, narrow, table, vector, zeros_like
 from tests.default_type import default_type
 from tests.ranks import run_ranks
 from tests.single_device_reference import full, name_of, ranks_of

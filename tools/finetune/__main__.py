@@ -15,14 +15,7 @@ from tools.common.log import lasting_streams, take_verbose
 from tools.common.parse import parse_options
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
-from tools.finetune.embed_data import (
-    MAX_LENGTH,
-    EmbedData,
-    encoder_folder,
-    is_collection,
-    settings_for,
-    start_files,
-)
+from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, is_collection, settings_for, start_files
 from tools.finetune.embed_task import embed_task
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task

@@ -13,14 +13,7 @@ from tests.tools.refused import refused
 from tools.bench import shard_exchange
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells
-from tools.bench.shard_exchange import (
-    ExchangeCommand,
-    RankExchange,
-    figures,
-    judge,
-    loss_difference,
-    waiting,
-)
+from tools.bench.shard_exchange import ExchangeCommand, RankExchange, figures, judge, loss_difference, waiting
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
