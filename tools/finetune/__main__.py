@@ -25,7 +25,7 @@ from tools.finetune.rank_task import RankTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
-from tools.finetune.tasks import RegressTask
+from tools.finetune.text_task import RegressTask
 from tools.training.config import with_new_names
 from tools.training.idle_settings import Rule
 

@@ -28,7 +28,7 @@ from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune import pictures, seed_sweep
 from tools.finetune.__main__ import main
-from tools.finetune.tasks import RegressTask
+from tools.finetune.text_task import RegressTask
 from tools.finetune.trainer import depth_of, epoch_order, steps_of
 from tools.predict import load
 from tools.training.metrics import run_log

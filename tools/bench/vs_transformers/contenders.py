@@ -37,7 +37,8 @@ from tensor3d.torch_private import compiling_often, mark_dynamic
 from tools.bench.vs_transformers.data import PaddedBatch, Work
 from tools.common.workers import split
 from tools.finetune.config import FinetuneConfig
-from tools.finetune.tasks import ClassifyTask, Example
+from tools.finetune.tasks import Example
+from tools.finetune.text_task import ClassifyTask
 
 # ----------------------------------------------------------------------------------------------------------------------
 # transformers' BertForSequenceClassification on padded batches with an attention mask: what packing is measured by.

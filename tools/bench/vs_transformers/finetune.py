@@ -32,7 +32,7 @@ from tools.common.workers import split
 from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import SHIPPED
 from tools.finetune.init_model import open_start
-from tools.finetune.tasks import ClassifyTask
+from tools.finetune.text_task import ClassifyTask
 from tools.finetune.trainer import FinetuneTrainer, TextStep, steps_of
 from tools.training.config import read_recipe
 from tools.training.factory import precision
