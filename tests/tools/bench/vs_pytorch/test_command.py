@@ -22,16 +22,8 @@ from tools.bench.harness.figures import cells, header
 from tools.bench.vs_pytorch import command
 from tools.bench.vs_pytorch.command import RivalFigures, RivalsCommand, faults, figures, loss_difference
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
-from tools.bench.vs_pytorch.trial import (
-    RIVALS,
-    Implementation,
-    RankFacts,
-    packed_batch,
-    packed_hidden,
-    plain_batch,
-    resting_bytes,
-    whole_hidden,
-)
+from tools.bench.vs_pytorch.trial import RIVALS, Implementation, RankFacts, resting_bytes
+from tools.bench.vs_pytorch.work import packed_batch, packed_hidden, plain_batch, whole_hidden
 
 # The plain model
 
