@@ -20,15 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from models.bert import BertForPreTraining
-from tensor3d import (
-    Cube,
-    CubeShape,
-    MixedPrecisionPolicy,
-    TransformerLayer3D,
-    clip_grad_norm_,
-    keep_gathered,
-    local,
-)
+from tensor3d import Cube, CubeShape, MixedPrecisionPolicy, TransformerLayer3D, clip_grad_norm_, keep_gathered, local
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.optim import AdamW, decay_groups
 from tensor3d.torch_private import merge_dims, storage_id
@@ -44,13 +36,7 @@ from tools.bench.vs_pytorch.strategies import (
     tensor_parallel,
     zero_adamw,
 )
-from tools.bench.vs_pytorch.work import (
-    Work,
-    packed_batch,
-    packed_hidden,
-    plain_batch,
-    whole_hidden,
-)
+from tools.bench.vs_pytorch.work import Work, packed_batch, packed_hidden, plain_batch, whole_hidden
 
 # --- Who competes in `bench rivals`: a model that is split somehow, with its share of the work ------------------------
 

@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 
 from models.bert import BertConfig
-from tensor3d import (
-    Cube,
-    CubeShape,
-    shard,
-)
+from tensor3d import Cube, CubeShape, shard
 from tensor3d.batches.sequences import Sequences
 from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, check_rows, collate
