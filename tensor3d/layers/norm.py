@@ -55,10 +55,10 @@ class LayerNorm3D(nn.Module):
 
         Args:
             others: added to x first, as a residual is.
-            dropout: of the last of these, with this probability, as `Dropout3D` drops: in training alone.
+            dropout: probability with which the last of `others` is dropped first, in training alone (`Dropout3D`).
 
         Raises:
-            ValueError: shapes other than that, a dropout of nothing, or one that `Dropout3D` refuses.
+            ValueError: other shapes, a dropout without `others`, or one that `Dropout3D` refuses.
         """
         if dropout:
             check_dropout(dropout, self.cube)
