@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from multiprocessing import forkserver
@@ -20,6 +21,7 @@ import torch
 from hypothesis import settings
 
 from tensor3d.live_objects import objects_of
+from tests.default_type import default_type
 from tests.ranks import PRELOAD, STANDING
 
 # The same examples in every run, nothing stored between runs, and no deadline: the machine may be busy elsewhere.
@@ -161,3 +163,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure() -> None:
     STANDING.close()
+
+
+@pytest.fixture
+def fp64() -> Iterator[None]:
+    with default_type(torch.float64):
+        yield

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tensor3d import local
 from tensor3d.distributed.collectives import CommHandle
 
 
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Bytes of all storages that autograd keeps for the backward of `run()`, each counted once and whole."""
+def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[nn.Parameter] = ()) -> int:
+    """Bytes of all storages that autograd keeps for the backward of `run()`, each counted once and whole; without those
+    of these parameters."""
     kept: dict[int, Tensor] = {}  # holds the tensors, so that no address is used twice
 
     def note(tensor: Tensor) -> Tensor:
@@ -26,7 +28,8 @@ def saved_bytes(run: Callable[[], Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()
     check_nothing_is_hidden(result)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    without = {local(parameter).untyped_storage().data_ptr() for parameter in parameters}
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in without)
 
 
 def check_nothing_is_hidden(result: Tensor) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_ports
+from tests.programs import ran
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo")
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL"}
@@ -84,9 +85,7 @@ class Cluster:
         self, command: Sequence[str | Path], *, cwd: Path | None = None, timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
         """Runs one of its commands, whatever its exit status."""
-        return subprocess.run(
-            command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        return ran(command, cwd=cwd, env=self.environment, timeout=timeout)
 
     def submit(self, *arguments: str | Path, cwd: Path | None = None) -> str:
         """The number of a job that `sbatch ARGUMENTS` has accepted. Raises AssertionError where it has not."""

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from tests.default_type import default_type
 from tests.dtensors import LocalSGD, begin_adam, clone_of, filled_like
 
 
 @pytest.mark.parametrize(("fused", "amsgrad"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adam_begins_as_torchs_does(fused: bool, amsgrad: bool, dtype: torch.dtype) -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with default_type(dtype):
         ours, theirs = ([nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))] for _ in range(2))
         ours[0].grad, theirs[0].grad = torch.zeros(2, 3), torch.zeros(2, 3)
         first, second = (torch.optim.AdamW(each, lr=0.0, fused=fused, amsgrad=amsgrad) for each in (ours, theirs))
@@ -23,8 +22,6 @@ def test_adam_begins_as_torchs_does(fused: bool, amsgrad: bool, dtype: torch.dty
         second.state[theirs[0]]["step"].zero_()
         assert [*first.state] == [ours[0]]
         got, wanted = first.state[ours[0]], second.state[theirs[0]]
-    finally:
-        torch.set_default_dtype(before)
     assert [*got] == [*wanted]
     for key, value in wanted.items():
         assert (got[key].dtype, got[key].shape) == (value.dtype, value.shape)

@@ -14,6 +14,7 @@ import torch
 
 from tensor3d.versions import LEAST_PYTHON, LEAST_TORCH, check_versions, installed_torch
 from tests import versions
+from tests.programs import ran
 from tests.versions import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -46,12 +47,8 @@ def test_it_is_seen_before_torch_is_imported(tmp_path: Path, text: str, refused:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch is imported')")
     (tmp_path / "torch" / "version.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", "import tensor3d"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = ran(
+        [sys.executable, "-c", "import tensor3d"], env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     )
     assert (done.returncode, "ImportError: tensor3d needs PyTorch 2.11" in done.stderr) == (int(refused), refused)
 

@@ -168,9 +168,7 @@ def _tagged(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_tensorboard(folder: Path, wanted: Set[str]) -> tuple[set[str], dict[str, Points]]:
     # Imported here: it takes a second, and newer runs do without.
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     # 0: all points; otherwise a sample of 10,000 is kept.
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})

@@ -28,12 +28,12 @@ from tensor3d.layers.loss import cross_entropy
 from tensor3d.sharding.activation_layout import Face, other
 
 
-class BertForSequenceClassification(PretrainedClassifier):
-    """The encoder, the pooler or a prediction head, and a narrow head: classes of a text or a pair, or a number for it.
+class _BertClassifier(PretrainedClassifier):
+    """The encoder and the dropout in front of a head, which a subclass adds in `_add_head`.
 
     Args:
-        outputs: c: classes, or 1 for regression.
-        dropout: of the pooled vector. Default: as of hidden states.
+        outputs: c: those of the head.
+        dropout: of what the head reads. Default: as of hidden states.
         backend, recompute, reshard_after_forward: as in `BertModel`.
 
     Raises:
@@ -58,12 +58,24 @@ class BertForSequenceClassification(PretrainedClassifier):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
+        self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
+        self._add_head()
+
+    def _add_head(self) -> None:
+        raise NotImplementedError
+
+
+class BertForSequenceClassification(_BertClassifier):
+    """The encoder, the pooler or a prediction head, and a narrow head: classes of a text or a pair, or a number for it
+    (`outputs=1`, regression)."""
+
+    def _add_head(self) -> None:
+        config, cube = self.config, self.cube
         if config.has_prediction_head:
             self.prediction_head = PredictionHead(config, cube)
         else:
             self.pooler = Pooler(config, cube)
-        self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
-        self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
+        self.classifier = SmallHead3D(config.hidden, self.outputs, cube, "y", std=config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
@@ -191,41 +203,14 @@ class BertForQuestionAnswering(Pretrained):
         return all_reduce_replicated(losses / (2 * texts), self.cube.over("data", "x"))
 
 
-class BertForTokenClassification(PretrainedClassifier):
-    """The encoder, maybe a prediction head, and a narrow head: a tag for each token, as of the names in a text.
-
-    Args:
-        outputs: c: tags.
-        dropout: of the last hidden states. Default: as of hidden states.
-        backend, recompute, reshard_after_forward: as in `BertModel`.
-
-    Raises:
-        ValueError: fewer than one output, or see `BertModel`.
-    """
+class BertForTokenClassification(_BertClassifier):
+    """The encoder, maybe a prediction head, and a narrow head: a tag for each token, as of the names in a text."""
 
     head = "tags"
 
-    def __init__(
-        self,
-        config: BertConfig,
-        outputs: int,
-        cube: Cube,
-        *,
-        dropout: float | None = None,
-        backend: Backend = "auto",
-        recompute: Recompute = "none",
-        reshard_after_forward: bool = True,
-    ) -> None:
-        super().__init__()
-        if outputs < 1:
-            raise ValueError(f"outputs must be at least 1. Got {outputs}.")
-        self.config, self.outputs, self.cube = config, outputs, cube
-        self.bert = BertModel(
-            config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
-        )
-        self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
-        self.face, self.prediction_head = _before_tokens(config, cube)
-        self.tags = SmallHead3D(config.hidden, outputs, cube, self.face, std=config.std)
+    def _add_head(self) -> None:
+        self.face, self.prediction_head = _before_tokens(self.config, self.cube)
+        self.tags = SmallHead3D(self.config.hidden, self.outputs, self.cube, self.face, std=self.config.std)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(M/xy, c), fp32 at least: those of this rank's rows on face z, the same on all members of z. Behind a

@@ -12,11 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.attention import (
-    activate_flash_attention_impl,
-    current_flash_attention_impl,
-    restore_flash_attention_impl,
-)
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, restore_flash_attention_impl
 
 from tensor3d.torch_private import flash_attention
 

@@ -98,10 +98,11 @@ class PaddedPacks:
         """A hidden state or logits on a face, (R', H'), to (B, S, H), whole on every rank of the plane, 0 in padding.
 
         Meant for small outputs: the full matrix is gathered. Columns may be cut unevenly, as the logits of an odd
-        vocabulary are. Differentiable, as copies are: a loss made from the result is the same on all ranks of the
-        plane, so sum it over data and x alone; each rank keeps its own block of the gradient, and nothing is sent.
+        vocabulary are. Differentiable: every rank of the plane computes the same loss from the result, so sum it over
+        data and x alone. In backward each rank takes its own block of the gradient, and nothing is sent.
 
-        Elements received: `RH - R'H'`, columns padded to be even, and the widths, waited for; none backward.
+        Elements received: `RH - R'H'`, with columns padded to be even, and the widths, which the host waits for; none
+        backward.
 
         Raises:
             ValueError: an unknown face, the other face, or not this plane's rows.
@@ -122,9 +123,9 @@ class PaddedPacks:
     def shard_hidden(self, hidden: Tensor, cube: Cube, face: Face = "z") -> Tensor:
         """This rank's shard (R', H') on a face of a padded tensor (B, S, H) that every rank of the plane holds.
 
-        Nothing is sent, and no more than the shard is copied. Differentiable: the gradient of `hidden` holds what this
-        rank's rows and columns give and zeros elsewhere, as that of `local_block` does, so the parameters of a module
-        that made `hidden` alike on each rank sum theirs over all axes: data, x, y and z.
+        Nothing is sent, and only the shard is copied. Differentiable: the gradient of `hidden` is that of this rank's
+        rows and columns, and zero elsewhere, as with `local_block`. So if every rank computes `hidden` alike, the
+        module that does must sum its parameters' gradients over all axes: data, x, y and z.
 
         Raises:
             ValueError: another B or S, not three dims, or columns that do not divide by the face's axis.

@@ -69,9 +69,9 @@ def check_shared(directory: Path, crew: ObjectGroup) -> None:
         )
 
 
-def appears(path: Path, seconds: float | None = None) -> bool:
-    """Whether a path is there, or comes to be seen within some seconds."""
-    end = monotonic() + (SOME_SECONDS if seconds is None else seconds)
+def appears(path: Path) -> bool:
+    """Whether a path is there, or comes to be seen within `SOME_SECONDS`."""
+    end = monotonic() + SOME_SECONDS
     while not path.exists():
         if monotonic() > end:
             return False

@@ -137,10 +137,6 @@ class Schedule:
         """Number in the run of the first pack of a step."""
         return self._ramp.before(step, self._global_batch)
 
-    def packs_of(self, step: int) -> int:
-        """The global batch of a step."""
-        return self.first_pack(step + 1) - self.first_pack(step)
-
     def last_epoch(self, step: int) -> int:
         """The epoch in which a step ends."""
         return (self.first_pack(step + 1) - 1) // self._data.packs_per_epoch

@@ -126,7 +126,7 @@ class Cube:
         self.seeded = False
         self._has_connected = False
         self._places: list[GpuPlace] | None = None
-        self._blank = [False]  # in a list, so that cubes made by `computing` share it
+        self._blank = [False]  # in a list, so that cubes made by `with_policy` share it
         self._seed, self._parameters_made = 0, 0
         self._axes: dict[tuple[AxisName, ...], Axis] = {}
         self._asked: dict[tuple[AxisName, ...], Axis] = {}  # by what `over` was called with, as layers do at every use

@@ -129,8 +129,8 @@ class CubeShape:
         return [self.members(axes, first) for first in self.members(rest, 0)]
 
     def neighbours(self, per_node: int) -> dict[AxisName, int]:
-        """On each axis, how many consecutive ranks share a node of `per_node` ranks wherever one looks: several nodes
-        of 8 do not hold all groups of 3."""
+        """On each axis, the size of the largest blocks of consecutive members that all lie within nodes of `per_node`
+        ranks: 1 for groups of 3 on nodes of 8, some of which lie on two nodes."""
         inner, found = 1, dict.fromkeys(AXES, 1)
         for axis in reversed(self.wire):
             size = self.size(axis)
@@ -140,8 +140,8 @@ class CubeShape:
         return found
 
     def placed(self, per_node: int) -> CubeShape:
-        """The same box with its axes dealt to nodes of `per_node` ranks so that y and z, which carry the blocking
-        traffic, cross between nodes least, then x, then data; as it is where nothing is gained.
+        """The same box with the order of axes that crosses nodes of `per_node` ranks least: of y and z first, whose
+        traffic blocks, then of x, then of data. Unchanged where nothing is gained.
 
         Raises:
             ValueError: nodes without ranks.

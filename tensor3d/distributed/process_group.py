@@ -104,9 +104,9 @@ def job_secret(environment: Mapping[str, str] | None = None) -> bytes:
     return (os.environ if environment is None else environment).get("TENSOR3D_SECRET", "").encode()
 
 
-def gloo_interface(environment: Mapping[str, str] | None = None) -> str:
+def gloo_interface() -> str:
     """The network interface that gloo is told to use; empty where it takes the address of the host name."""
-    return (os.environ if environment is None else environment).get("GLOO_SOCKET_IFNAME", "")
+    return os.environ.get("GLOO_SOCKET_IFNAME", "")
 
 
 def connect(

@@ -153,6 +153,41 @@ class UseAgreement:
         told = known, has_sent, own.is_new and own.record, own.shares, own.of_recomputed, self.steps, wrong_input
         alike = all_equal(_hashed(repr(told)), self._everyone)
         by_rank: list[_Told] = [mine] if alike else self._told(mine)
+        self._check_told(by_rank, alike)
+        if buckets is not None and (any(each.has_sent for each in by_rank) or (alike and buckets.is_full)):
+            buckets.finish()
+        else:
+            for number, entry in sent.items():
+                if buckets is not None:
+                    entry.take_back(buckets, number)
+                if number in entries:
+                    entry.add(entries[number].gradient)
+            entries, sent, buckets = entries | sent, {}, None
+        if not alike:
+            self._add_unused(entries, sent, buckets, [each.uses for each in by_rank])
+        used = parameters | {number: entry.parameter for number, entry in (sent | entries).items()}
+        fresh = {number: parameter for number, parameter in used.items() if number not in self._compared}
+        if fresh and not self._is_dry:
+            self._compared |= fresh.keys()
+            self._check_copies_of([fresh[number] for number in sorted(fresh)])
+        _sum_over_ranks(entries, precision, own.shares)
+        for number, entry in sent.items():
+            if number in entries:
+                entry.add(entries[number].gradient)
+        summed = entries | sent
+        agreed: dict[Number, int] = {}
+        for number, times in (item for each in by_rank for item in each.record):
+            agreed.setdefault(number, times)
+        is_new = any(each.is_new for each in by_rank)
+        return {number: summed[number] for number in sorted(summed)}, tuple(agreed.items()) if is_new else None
+
+    @staticmethod
+    def _check_told(by_rank: Sequence[_Told], alike: bool) -> None:
+        """Raises ValueError where a rank was told of a wrong input, or ranks are not at the end of the same pass.
+
+        Args:
+            by_rank: what each has told; where all told the same, that one alone.
+        """
         if wrong := {each.wrong_input: None for each in by_rank if each.wrong_input}:
             of_ranks = ([rank for rank, each in enumerate(by_rank) if each.wrong_input == text] for text in wrong)
             raise ValueError(
@@ -180,32 +215,6 @@ class UseAgreement:
                 "another. The others have dropped what is in it, so sums would be of different passes. Use "
                 "torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or let all ranks drop alike."
             )
-        if buckets is not None and (any(each.has_sent for each in by_rank) or (alike and buckets.is_full)):
-            buckets.finish()
-        else:
-            for number, entry in sent.items():
-                if buckets is not None:
-                    entry.take_back(buckets, number)
-                if number in entries:
-                    entry.add(entries[number].gradient)
-            entries, sent, buckets = entries | sent, {}, None
-        if not alike:
-            self._add_unused(entries, sent, buckets, [each.uses for each in by_rank])
-        used = parameters | {number: entry.parameter for number, entry in (sent | entries).items()}
-        fresh = {number: parameter for number, parameter in used.items() if number not in self._compared}
-        if fresh and not self._is_dry:
-            self._compared |= fresh.keys()
-            self._check_copies_of([fresh[number] for number in sorted(fresh)])
-        _sum_over_ranks(entries, precision, own.shares)
-        for number, entry in sent.items():
-            if number in entries:
-                entry.add(entries[number].gradient)
-        summed = entries | sent
-        agreed: dict[Number, int] = {}
-        for number, times in (item for each in by_rank for item in each.record):
-            agreed.setdefault(number, times)
-        is_new = any(each.is_new for each in by_rank)
-        return {number: summed[number] for number in sorted(summed)}, tuple(agreed.items()) if is_new else None
 
     def union(self, keys: Sequence[T]) -> list[T]:
         """What any rank names, sorted, the same on all: one exchange of 16 bytes between hosts where all name the same.

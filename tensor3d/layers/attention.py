@@ -33,10 +33,11 @@ Recompute = Literal["none", "layer", "attention"]
 class Attention3D(nn.Module):
     """Multi-head self-attention, face z to face z: fused QKV (z to y), attention on face y, projection (y to z).
 
-    On face y a rank holds whole packs and whole heads, so that attention itself sends nothing. Rows of the fused QKV
-    weight are ordered (head, q/k/v, head dimension), so that a cut over y takes whole heads; `to_fused_rows` and
-    `from_fused_rows` turn torch's (q/k/v, head, head dimension) into it and back. With fewer heads of keys they are
-    ordered (head of keys, its h/g heads of queries, k, v), each of d rows: a cut takes whole groups.
+    On face y a rank holds whole packs and whole heads, so attention itself sends nothing.
+
+    Rows of the fused QKV weight are ordered (head, q/k/v, head dimension), so that a cut over y takes whole heads.
+    `to_fused_rows` and `from_fused_rows` convert from and to torch's order, (q/k/v, head, head dimension). With fewer
+    heads of keys the order is (head of keys, its h/g heads of queries, k, v), each of d rows: a cut takes whole groups.
 
     Args:
         hidden: H, divides by heads, y and z.
@@ -117,10 +118,10 @@ class Attention3D(nn.Module):
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
-            queries: rows of this rank's on face y, U/z of them; the result then has these alone, (U/y, H/z).
-            relative: what scores have by the distance of query and key: terms of this rank's heads, or a table of
-                hidden states by distance, of which this layer's own QKV makes keys and queries. For that the weight is
-                gathered a second time, and the rows of keys and queries over x and z.
+            queries: U/z of this rank's rows on face y. The result then has only these, (U/y, H/z).
+            relative: what scores add for the distance of query and key. Either terms of this rank's heads, or a table
+                of hidden states by distance, from which this layer's own QKV makes keys and queries. The table costs
+                a second gather of the weight, and a gather of its keys and queries over x and z.
         """
         if x.dim() == 3:
             return in_batch(lambda rows: self.forward(rows, sequences, queries, relative=relative), x, "Attention3D")

@@ -64,18 +64,18 @@ class Embedding3D(nn.Module):
         "columns" `(x-1)/x*(V/x + R)*H/yz   + (y-1)/y*RH/z`   and `(x-1)*R` ids
         "rows"    `(x-1)*RH/z               + (y-1)/y*RH/z`   and `(x-1)*R` ids
 
-    The way in which the fewest bytes are received is taken (`tensor3d.cost_model.comm_volume.lookup_way`): "rows"
-    where M is below V/y and V/(xy-1), "table" where M is above (x-1)V, in round numbers. The forward pass gives the
-    same bits in each. For the choice, and since shards must be of one size, the hosts along x first agree on the most
-    rows that a plane has (8 bytes, no device is waited for); a plane with fewer is filled up. Whoever knows that all
-    planes have as many (`forward`'s `planes_alike`) spares them that.
+    The way that receives the fewest bytes is taken (`tensor3d.cost_model.comm_volume.lookup_way`). Roughly: "rows"
+    where M is below V/y and V/(xy-1), "table" where M is above (x-1)V. The forward pass gives the same bits in each.
+    Shards must be of one size, so the hosts along x first agree on the largest number of rows of a plane (8 bytes; no
+    device is waited for), and planes with fewer rows are padded. `forward(..., planes_alike=True)` skips that: the
+    caller knows that all planes have the same number.
 
-    Why these three: the bytes follow from the sizes, and nobody waits for ids on the device. How many rows, and how
-    many different ones, a member has to send another follows from the ids. What knows no such number must have room
-    for the case that all ids lie in one block of the table: min(M, V/xy) rows that leave it. "rows" keeps to the first
-    of the two (an all-to-all of rows padded to it would receive as much), the turned table of "columns", of which each
-    row leaves once, to the second. Gradients of all planes are summed where their row lies, in fp32 at least, and only
-    "columns" rounds the sums to `precision.reduce`, to travel. V need not divide by anything.
+    Why these three: the bytes follow from the sizes alone, so nobody waits for ids on the device. How many rows one
+    member must send another depends on the ids. Without reading them there must be room for the worst case, in which
+    all ids lie in one block of the table: min(M, V/xy) rows leave it. "rows" is bounded by M (an all-to-all of rows
+    padded to M would receive as much). "columns", where each row of the table leaves once, is bounded by V/xy.
+    Gradients of all planes are summed where their row lies, in fp32 at least. Only "columns" rounds the sums to
+    `precision.reduce` before they travel. V need not divide by anything.
 
     Raises:
         ValueError: H does not divide by z, V is below 1 or not below 2^31, or (on the CPU) ids outside of the
@@ -95,7 +95,7 @@ class Embedding3D(nn.Module):
         """Ids (M/x,) of the plane, -1 for a row of zeros, to (M/xy, H/z) on face z. A batch dim of 1 is kept.
 
         Args:
-            planes_alike: the caller vouches, on all ranks, that all planes have as many rows.
+            planes_alike: True, on all ranks, where all planes are known to have the same number of rows.
         """
         if ids.dim() == 2:
             return in_batch(partial(self.forward, planes_alike=planes_alike), ids, "Embedding3D")
@@ -119,7 +119,8 @@ class Embedding3D(nn.Module):
 
 
 class LookupEmbedding3D(nn.Module):
-    """Rows of a small table [T, H], held whole in its rows, added on face z: positions, token types. No collective.
+    """Rows of a small table [T, H] by number, on face z: positions, token types. Every rank holds all T rows of its
+    columns, so nothing is sent.
 
     Raises:
         ValueError: H does not divide by z, or T is below 1.

@@ -23,26 +23,25 @@ from tensor3d.sharding.weight_slabs import gathered_together
 
 
 class Projection3D(nn.Module):
-    """Logits over a vocabulary, face z to face y, with a weight of its own, a shared one, or that of each call.
+    """Logits over a vocabulary, face z to face y. The weight is its own, a tied one, or passed with each call.
 
         weight   (V/yx, H/z)          x  (R/xy, H/z)          logits  (R/xz, V/y)
 
-    V need not divide: slices are the vocabulary's chunks over y, as `cross_entropy` expects them. A tied weight,
-    `Embedding3D.weight` for example, gets the sum of the gradients of all its uses. As `weight` it is one parameter in
-    two places, and checkpoints name both; with `holds_weight=False` it is the embedding's alone.
+    V need not divide: slices are the vocabulary's chunks over y, as `cross_entropy` expects them. A tied weight, such
+    as `Embedding3D.weight`, gets the sum of the gradients of all its uses. Passed as `weight` it is one parameter in
+    two places, and checkpoints name both. With `holds_weight=False` only the embedding holds it.
 
-    Traffic as of `sharding.matmul`, but that the weight, gathered over x, stays for backward, which follows at once:
-    `(x-1)/x*VH/yz` elements less. It lies beside the logits, RV/xyz elements, and their gradient, and goes when dA is
-    computed, before dW. The most that is held at once grows by at most VH/yz.
+    Traffic: that of `sharding.matmul`, less `(x-1)/x*VH/yz` elements: backward follows at once, so the gathered weight
+    is kept for it. It is freed once dA is computed, before dW. Peak memory grows by at most VH/yz elements.
 
-    Never in FP8 (`MixedPrecisionPolicy.fp8`): a loss reads what it returns.
+    Never in FP8 (`MixedPrecisionPolicy.fp8`): a loss reads the result.
 
     Args:
         hidden: H, divides by z.
         vocab: V.
         std: of the initial weights; biases start at 0.
-        weight: the tied weight (V, H), layout `matrix("z")`. None: an own one is made.
-        holds_weight: False makes none: each call brings the tied weight.
+        weight: the tied weight (V, H), layout `matrix("z")`. None: the layer makes its own.
+        holds_weight: False: the layer holds none, and each call passes the tied weight.
         reshard_after_forward: as in `Linear3D`; "input" keeps the gathered weight, where x is more than 1.
 
     Raises:
@@ -117,8 +116,8 @@ class Projection3D(nn.Module):
 
 
 def kept_for_heads(cube: Cube) -> Reshard:
-    """`reshard_after_forward` of a head's layers, whose backward pass follows at once: their weights stay. Over an x of
-    1 nothing is gathered, and what would be kept is a copy in the type of the product."""
+    """`reshard_after_forward` for the layers of a head. Their backward follows at once, so gathered weights are kept.
+    With x = 1 nothing is gathered: only a copy in the type of the product would be kept."""
     return "input" if cube.axis("x").size > 1 else True
 
 
@@ -205,14 +204,14 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def gather_together(modules: Iterable[nn.Module], cube: Cube) -> AbstractContextManager[None]:
-    """Inside, the weights of all linear layers in `modules` travel over x in one gather, in backward in one more, and
-    their gradients in one reduce-scatter: where `ExecutionPolicy.weight_group_bytes` says so.
+    """Inside, the weights of all linear layers in `modules` travel over x together: one all-gather in forward, one in
+    backward, and one reduce-scatter of their gradients. `ExecutionPolicy.weight_group_bytes` says when.
 
         with gather_together([self.up, self.down], self.cube):
             return self.down(torch.relu(self.up(x)))
 
-    For a block whose layers follow one another, as `Block3D` does for itself. Each of them is to be called inside,
-    once: what is not called is gathered in vain, and further calls gather for themselves.
+    For a block whose layers follow one another; `Block3D` does it by itself. Call each layer inside exactly once: the
+    weight of one that is not called is gathered in vain, and a second call gathers again.
     """
     if cube.axis("x").size == 1:
         return _NOTHING

@@ -14,14 +14,7 @@ from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.norm_kernels import (
-    add_and_norm,
-    combined_moments,
-    local_moments,
-    normalised,
-    rms_norm,
-    widened,
-)
+from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, rms_norm, widened
 from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import drop
@@ -62,10 +55,10 @@ class LayerNorm3D(nn.Module):
 
         Args:
             others: added to x first, as a residual is.
-            dropout: of the last of these, with this probability, as `Dropout3D` drops: in training alone.
+            dropout: probability with which the last of `others` is dropped first, in training alone (`Dropout3D`).
 
         Raises:
-            ValueError: shapes other than that, a dropout of nothing, or one that `Dropout3D` refuses.
+            ValueError: other shapes, a dropout without `others`, or one that `Dropout3D` refuses.
         """
         if dropout:
             check_dropout(dropout, self.cube)

@@ -98,8 +98,8 @@ class Block3D(nn.Module):
         post    x = attention_norm(x + dropout(attention(x)));    x = mlp_norm(x + dropout(mlp(x)))
         pre     x = x + dropout(attention(attention_norm(x)));    x = x + dropout(mlp(mlp_norm(x)))
 
-    Sends nothing itself; its weights may travel over x together (`gather_together`). Saves nothing of its own but what
-    its two sums and dropouts keep.
+    Sends nothing itself; its weights may travel over x together (`gather_together`). Saves only what its two sums and
+    dropouts keep.
 
     Args:
         attention: called with (x, sequences), face z to face z, as `Attention3D`; for chosen rows with (x, sequences,
@@ -153,9 +153,9 @@ class Block3D(nn.Module):
         """(M/xy, H/z) on face z, to the same. `sequences` are those of this rank's rows on face y.
 
         Args:
-            chosen: U rows of the plane, to which all others attend as before, but for which alone the rest is computed:
-                the result is (U/y, H/z), equal to those rows of the whole. One more reduce-scatter over y, of U/z rows
-                of H, and its gather in backward.
+            chosen: U rows of the plane. Only these are computed, though they still attend to all rows: the result is
+                (U/y, H/z), equal to the same rows of the whole result. Costs one more reduce-scatter over y, of U/z
+                rows of H, and its gather in backward.
             relative: for the attention, as `Attention3D` takes it.
         """
         if self.recompute == "layer" and torch.is_grad_enabled():

@@ -60,19 +60,20 @@ class ParamGroupShards:
 class ShardedAdamBase(Optimizer):
     """An optimiser with Adam's two moments, on the parameters of a cube.
 
-    Kernels run on local blocks: arithmetic on DTensors of a four-axis mesh starts slowly. State lies as the parameters
-    lie (DTensors where they are), so that `torch.distributed.checkpoint` moves it to any other cube. It is there from
-    the start: a checkpoint that is taken or read before the first step needs no step to be made up for it.
+    Kernels run on local blocks, as the first operators on DTensors of a four-axis mesh are slow. State has the layout
+    of its parameter (a DTensor where that is one), so `torch.distributed.checkpoint` moves it to any other cube. It
+    exists from the start, so that a checkpoint can be saved or loaded before the first step.
 
     Args:
         groups: parameters, or groups of them as `torch.optim` takes them; see `decay_groups`.
         lr: may be changed in `param_groups` at any time.
-        shard_over_data: each rank along `data` keeps the moments of its share of this rank's blocks alone, steps these,
-            and sends them to the others (ZeRO stage 1, see optim/data_shards.py). The same on every rank. Memory of
-            gradients does not stay between steps then either (`ExecutionPolicy.keep_buckets`). True is "state".
-            "gradients": and of gradients that are summed over `data` alone each rank gets the sum of its share alone,
-            in `.grad` too, of all parameters of this cube and those made of it by `with_policy` (ZeRO stage 2,
-            `GradReducer.shard_gradients`). With `data=1` it changes nothing.
+        shard_over_data: "state" or True: each rank along `data` keeps the moments of its share of the parameters only,
+            updates that share and sends it to the others (ZeRO stage 1, see optim/data_shards.py). Gradient buckets
+            are then freed between steps, too (`ExecutionPolicy.keep_buckets`).
+            "gradients": also, of a gradient that is summed over `data` alone each rank gets only its share of the sum,
+            in `.grad` too. It holds for all parameters of this cube and of cubes made of it by `with_policy` (ZeRO
+            stage 2, `GradReducer.shard_gradients`).
+            The same on every rank. With `data=1` it changes nothing.
 
     Raises:
         ValueError: an option out of range, a plain parameter on a cube of several ranks, one that cannot be shared
@@ -279,9 +280,9 @@ def _tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
 class AdamW(ShardedAdamBase):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, Algorithm 2): torch's fused kernel on local blocks.
 
-    Element by element it needs nothing of other ranks: nothing is sent, but the weights over `data` with
-    `shard_over_data`. State a parameter: `step`, `exp_avg`,
-    `exp_avg_sq`, named and stored as those of `torch.optim.AdamW`, whose checkpoints it reads.
+    It works element by element, so nothing is sent, except the weights over `data` with `shard_over_data`. State of a
+    parameter: `step`, `exp_avg` and `exp_avg_sq`, named and stored as by `torch.optim.AdamW`, whose checkpoints it
+    reads.
 
     Args, Raises: see `ShardedAdamBase`.
     """
@@ -311,9 +312,9 @@ def _check_types(blocks: ParamGroupShards) -> None:
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Groups for an optimiser: tensors of two or more dims decay, those of one do not.
 
-    By the dims of the logical tensor, not by names: of all that a transformer has, biases and the gains of LayerNorm
-    are vectors, and weights, embeddings and tables are matrices. Names differ from model to model. A tied weight comes
-    once; what takes no gradient does not come; of two groups that would be empty one is left out.
+    The dims of the logical tensor decide, not its name, as names differ from model to model: in a transformer, biases
+    and the gains of LayerNorm are vectors; weights, embeddings and tables are matrices. A tied weight comes once.
+    Frozen parameters and an empty group are left out.
 
     Raises:
         ValueError: `weight_decay` is negative or not finite, or the model has nothing to train.

@@ -72,9 +72,8 @@ def check_activation(tensor: Tensor, features: int, cube: Cube, face: Face, laye
 
 
 def in_batch(layer: Callable[[Tensor], Tensor], batch: Tensor, what: str) -> Tensor:
-    """Calls `layer` on the one entry of a batch dim, and gives the dim back.
-
-    So models written for (batch, sequence, hidden) run on packs, as (1, rows, hidden).
+    """Calls `layer` without the batch dim of size 1, and puts it back: so models written for (batch, sequence, hidden)
+    run on packs, as (1, rows, hidden).
 
     Raises:
         ValueError: a batch of several entries.
@@ -231,10 +230,10 @@ class _GatherPlane(Function):
 
 @out_of_graphs
 def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
-    """What narrow heads give for the rows of a plane, (R', ...), of all its rows, (R, ...), on each of its ranks.
+    """Values of this rank's rows, (R', ...), such as a narrow head gives, to those of all rows of the plane, (R, ...).
 
-    The members of the face's own axis must have the same values, as they have behind `SmallHead3D`. Differentiable, as
-    copies are: each rank computes the same from the result, and takes its own rows of the gradient.
+    The members of the face's own axis must have the same values, as they have behind `SmallHead3D`. Differentiable:
+    each rank must compute the same from the result, and takes its own rows of the gradient.
 
     Elements received: `(n-1)/n` of the result forward, none backward; n members of the axis that splits the rows.
     """
@@ -244,8 +243,8 @@ def gather_rows(values: Tensor, cube: Cube, face: Face) -> Tensor:
 
 @out_of_graphs
 def gather_over(values: Tensor, axis: Axis) -> Tensor:
-    """The members' values, (R', ...) each, one after another, (n*R', ...), on all of them. Differentiable, as copies
-    are: each member computes the same from the result, and takes its own part of the gradient.
+    """The members' values, (R', ...) each, one after another, (n*R', ...), on all of them. Differentiable: each member
+    must compute the same from the result, and takes its own part of the gradient.
 
     Elements received: `(n-1)/n` of the result forward, none backward.
     """

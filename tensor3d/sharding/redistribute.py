@@ -24,7 +24,7 @@ from tensor3d.sharding.layout_checks import check_matrix, check_origin
 def select(tensor: Tensor, rows: Tensor, cube: Cube, face: Face = "z") -> Tensor:
     """The chosen rows of a plane, spread over the cube as a matrix of R rows on the same face.
 
-    A lookup with the rows of the plane as its table, of which each member of the axis that splits them, n, has T':
+    A lookup whose table is the plane's rows. Each of the n members of the axis that splits them has T' rows:
 
         forward  reduce-scatter over the axis of [own rows where owned, else 0]    -> (R/n, H')
         backward dY' = all-gather dY over the axis; sums of its rows by row number
@@ -140,8 +140,7 @@ class _Selection(Function):
 
 @out_of_graphs
 def sum_rows(tensor: Tensor, owner: Tensor, slots: int, cube: Cube, face: Face = "z") -> Tensor:
-    """The sums of a plane's rows that belong together, spread over the cube as a matrix of `slots` rows on the same
-    face: the adjoint of `select`, which it is with rows and sums in each other's place.
+    """Sums of a plane's rows by slot, as a matrix of `slots` rows on the same face: the adjoint of `select`.
 
         forward  reduce-scatter over the axis that splits the rows of [sums of own rows by slot]    -> (slots/n, H')
         backward dY' = all-gather dY over the axis; of each own row that of its slot
@@ -281,7 +280,7 @@ def redistribute(tensor: Tensor, cube: Cube, to: Face) -> Tensor:
 
         from face y (R/xz, H/y)  to face z (R/xy, H/z), or back; the backward is the turn back
 
-    Elements received: what of the new shard this rank did not already hold, at most `R*H/xyz`.
+    Elements received: the part of the new shard that this rank did not hold, at most `R*H/xyz`.
 
     Raises:
         ValueError: no matrix, or rows of the plane or columns that do not divide by both y and z.

@@ -79,10 +79,6 @@ class StandingRanks:
             self._end(world)
             raise
 
-    def pids(self) -> set[int]:
-        """Of the processes that stand now."""
-        return {pid for world in self._worlds.values() for pid in world.pids()}
-
     def close(self) -> None:
         """Ends all ranks."""
         for world in list(self._worlds):
@@ -153,9 +149,6 @@ class _World:
             return self._settle()
         except AssertionError as error:
             return str(error)
-
-    def pids(self) -> list[int]:
-        return [rank.process.pid for rank in self._ranks if rank.process.pid is not None]
 
     def end(self) -> None:
         end(self._ranks)

@@ -15,17 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d import (
-    Cube,
-    ExecutionPolicy,
-    LayerNorm3D,
-    Linear3D,
-    RMSNorm3D,
-    SmallHead3D,
-    local_param,
-    normal,
-    vector,
-)
+from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, Linear3D, RMSNorm3D, SmallHead3D, local_param, normal, vector
 from tensor3d.sharding.param_layout import copies
 from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks

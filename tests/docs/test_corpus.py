@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import tyro
 
+from tests.programs import ran
 from tools.corpus.__main__ import STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +46,7 @@ def test_the_script_understands_its_options(line: str, tmp_path: Path) -> None:
     files = ("my-dump.xml.bz2", "my-text.txt", "more/a.jsonl", "more/b.jsonl", "vocab.txt", "DIR/tokenizer.json")
     for name in files:
         (tmp_path / name).write_text("")
-    done = subprocess.run(
-        ["bash", "-c", f"launch/corpus.sh --dry-run {line}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = ran(["bash", "-c", f"launch/corpus.sh --dry-run {line}"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for step in re.findall(r"-m tools.corpus (.*)", done.stdout):
         name, *arguments = shlex.split(step)

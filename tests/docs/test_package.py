@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -16,6 +15,7 @@ import pytest
 import yaml
 
 import tensor3d
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,8 +67,6 @@ def test_the_wheel_is_the_library_and_the_readmes_model_runs_from_it(tmp_path: P
 
 
 def run(command: list[str | Path], folder: Path, **environment: str) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = ran(command, cwd=folder, env={**os.environ, **environment}, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import itertools
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import yaml
+
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,9 +73,7 @@ def test_a_browser_draws_it(page: str, tmp_path: Path) -> None:
         picture = tmp_path / f"{width}-{scheme}.png"
         look = [f"--window-size={width},1000", f"--blink-settings=preferredColorScheme={scheme}"]
         look += [f"--user-data-dir={picture.with_suffix('')}"]  # a browser remembers which look was chosen
-        done = subprocess.run(
-            [*command, *look, f"--screenshot={picture}", address], capture_output=True, text=True, timeout=300
-        )
+        done = ran([*command, *look, f"--screenshot={picture}", address], timeout=300)
         assert done.returncode == 0, done.stderr
         assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
         drawn = plt.imread(picture)[..., :3]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from tensor3d.checkpoint import load, save
 from tensor3d.optim import AdamW, GradScaler, Lamb, StableAdamW, decay_groups
 from tensor3d.optim.clip_grad import clip_gradients
 from tests.models.toy import FAMILIES, lay, totals, toy_config, toy_packs
+from tests.programs import ran
 from tests.single_device_reference import full
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -246,15 +246,7 @@ def test_nccl_of_one_rank() -> None:
         port = server.getsockname()[1]
     places = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environment = {**os.environ, **places, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-c", NCCL],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ran([sys.executable, "-c", NCCL], cwd=ROOT, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("done")
     assert not dist.is_initialized()

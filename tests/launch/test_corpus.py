@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 SCRIPT = Path(__file__).parents[2] / "launch" / "corpus.sh"
 
 
@@ -31,9 +33,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def corpus(checkout: Path, arguments: str, fails: str = "none") -> subprocess.CompletedProcess[str]:
     command = [checkout / "launch" / "corpus.sh", *shlex.split(arguments)]
-    return subprocess.run(
-        command, cwd=checkout / "work", env={"PATH": "/usr/bin:/bin", "FAILS": fails}, capture_output=True, text=True
-    )
+    return ran(command, cwd=checkout / "work", env={"PATH": "/usr/bin:/bin", "FAILS": fails})
 
 
 def commands(checkout: Path, arguments: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "gpu_hour.sh"
 
@@ -38,14 +39,10 @@ def lay(folder: Path, *, pip: bool) -> Path:
 def test_wheels_are_found(pip: bool, tmp_path: Path) -> None:
     wheels = lay(tmp_path, pip=pip)
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
+    done = ran(
         ["bash", str(tmp_path / "repo" / "launch" / SCRIPT.name), "--wheels", wheels.name, "--seconds", "5"],
         cwd=tmp_path,
         env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "it is there ['gpu', '--seconds', '5']"
@@ -57,13 +54,9 @@ def test_what_any_stage_needs_is_missed_first(tmp_path: Path) -> None:
     lay(tmp_path, pip=True)
     python = tmp_path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    done = subprocess.run(
+    done = ran(
         ["bash", str(tmp_path / "repo" / "launch" / SCRIPT.name), "--seconds", "5"],
         env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 SCRIPTS = [Path(__file__).parents[2] / "launch" / name for name in ("local.sh", "common.sh", "torchrun.py")]
 TORCHRUN = "launch/torchrun.py --standalone --local-addr=127.0.0.1"
 
@@ -34,15 +36,10 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def local(checkout: Path, arguments: str, /, cwd: str = ".", **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return ran(
         [checkout / "launch" / "local.sh", *shlex.split(arguments)],
         cwd=checkout / cwd,
         env={**clean_environment(), **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

@@ -18,6 +18,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.programs import ran
+
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).with_name("mpirun")
 SCRIPTS = ["mpirun.sh", "common.sh"]
@@ -83,15 +85,10 @@ def mpirun(checkout: Path, arguments: str, **variables: str) -> subprocess.Compl
         "TORCH_",
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
-    return subprocess.run(
+    return ran(
         [checkout / "launch" / "mpirun.sh", *shlex.split(arguments)],
         cwd=checkout,
         env={**environment, "OMP_NUM_THREADS": "2", "MALLOC_MMAP_MAX_": "65536", **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 
@@ -251,13 +248,10 @@ def test_ranks_are_numbered_node_by_node(mpi: ModuleType, nodes: str, message: s
 
 def test_without_mpi4py_one_message(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
-    done = subprocess.run(
+    done = ran(
         [sys.executable, "-m", "mpi_worker", "-m", "rank"],
         cwd=ROOT / "launch",
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("launch/mpi_worker.py: mpi4py and an MPI library are needed (not here).")
@@ -327,9 +321,7 @@ needs_mpich = pytest.mark.skipif(not MPIRUN.exists(), reason="PyPI's mpich is no
 def job(folder: Path, *arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     (folder / "rank.py").write_text(RANK)
     command = [MPIRUN, "-n", str(ranks), sys.executable, ROOT / "launch" / "mpi_worker.py", "-m", "rank", *arguments]
-    return subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
+    return ran(command, cwd=folder)
 
 
 @needs_mpich

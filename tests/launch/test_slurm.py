@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 LAUNCH = Path(__file__).parents[2] / "launch"
 SRUN = "srun --nodes={0} --ntasks={0} --ntasks-per-node=1 --relative=0 --cpu-bind=none --export=ALL "
 SRUN += '--kill-on-bad-exit=0 --wait=60 bash -c \'exec launch/torchrun.sh --node-rank "$SLURM_NODEID" "$@"\' task'
@@ -71,15 +73,8 @@ def environment(checkout: Path, **variables: str) -> dict[str, str]:
 
 
 def call(checkout: Path, arguments: str, /, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "launch/slurm.sbatch", *shlex.split(arguments)],
-        cwd=checkout,
-        env=environment(checkout, **variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    return ran(
+        ["bash", "launch/slurm.sbatch", *shlex.split(arguments)], cwd=checkout, env=environment(checkout, **variables)
     )
 
 
@@ -371,13 +366,10 @@ def test_a_copy_in_the_spool_finds_the_repository(checkout: Path, place: str, tm
     if place == "submitted":
         where["COMMAND"] = "/home/somebody/my.sbatch"
     recipe = checkout / "launch" / "recipes" / "small.toml"
-    done = subprocess.run(
+    done = ran(
         ["bash", str(spool / "slurm_script"), "--dry-run", "--cube", "1x2x1", str(recipe)],
         cwd=tmp_path,
         env=environment(checkout, **JOB, **where),
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert shlex.split(done.stdout.splitlines()[0])[:2] == ["cd", str(checkout)]
@@ -386,9 +378,7 @@ def test_a_copy_in_the_spool_finds_the_repository(checkout: Path, place: str, tm
 def test_a_copy_that_finds_no_repository_says_where_it_looked(checkout: Path, tmp_path: Path) -> None:
     shutil.copy(checkout / "launch" / "slurm.sbatch", tmp_path / "slurm_script")
     variables = JOB | {"SLURM_SUBMIT_DIR": "/somewhere", "COMMAND": "/home/somebody/my.sbatch"}
-    done = subprocess.run(
-        ["bash", tmp_path / "slurm_script"], env=environment(checkout, **variables), capture_output=True, text=True
-    )
+    done = ran(["bash", tmp_path / "slurm_script"], env=environment(checkout, **variables))
     assert done.returncode == 2
     assert done.stderr == (
         "launch/slurm.sbatch: launch/torchrun.sh is neither beside the submitted script (/home/somebody/my.sbatch) nor "

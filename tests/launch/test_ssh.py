@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 LAUNCH = Path(__file__).parents[2] / "launch"
 # In the place of ssh: the words behind the host's name go to a shell, as sshd does it.
 SHELL = "sh -c 'shift; exec sh -c \"$*\"' ssh"
@@ -163,9 +165,7 @@ def test_bad_options(options: tuple[str, ...], message: str) -> None:
 
 
 def test_an_unknown_ssh(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ssh("--hosts", "a,b", "--ssh", "no-such-command", "r.toml"), capture_output=True, text=True, check=False
-    )
+    done = ran(ssh("--hosts", "a,b", "--ssh", "no-such-command", "r.toml"))
     assert done.returncode == 2
     assert done.stderr == (
         "launch/ssh.py: no-such-command cannot be started: No such file or directory. Name what enters a host: --ssh.\n"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 LAUNCH = Path(__file__).parents[2] / "launch"
 REAL_MPIRUN = Path(sys.executable).with_name("mpirun")
 WORDS = [
@@ -86,9 +88,7 @@ def started(checkout: Path, *command: str) -> str:
         "SLURM_JOB_NODELIST": "a1",
         "SLURM_CPUS_ON_NODE": "8",
     }
-    done = subprocess.run(
-        command, cwd=checkout, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100
-    )
+    done = ran(command, cwd=checkout, env=variables)
     assert not list(checkout.parent.rglob("canary")), "something was run"
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 LAUNCH = Path(__file__).parents[2] / "launch"
 NODE = "launch/torchrun.py --nnodes=2 --nproc-per-node=4 --node-rank=1 --master-addr=127.0.0.1 --master-port={port} "
 NODE += "--rdzv-conf=timeout=300 --local-addr=127.0.0.1"
@@ -28,15 +30,10 @@ def torchrun(checkout: Path, arguments: str, **variables: str) -> subprocess.Com
     kept = {
         name: value for name, value in os.environ.items() if not name.endswith(("OMP_NUM_THREADS", "SOCKET_IFNAME"))
     }
-    return subprocess.run(
+    return ran(
         ["launch/torchrun.sh", *shlex.split(arguments)],
         cwd=checkout,
         env={**kept, "MALLOC_MMAP_MAX_": "65536", **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from models.gpt import PRESETS, CausalBatch, Gpt, GptConfig, Sampling, count_targets, generate, lay, pack_texts
 from models.gpt.generate import choose, next_logits
 from tensor3d import Cube, CubeShape
+from tests.models.parity import check_against_plain
 from tests.ranks import run_ranks
 from tests.single_device_reference import (
     FOUR_SHAPES,
@@ -119,34 +120,21 @@ def plain_gpt(p: dict[str, Tensor], c: GptConfig, ids: Tensor) -> Tensor:
     return F.linear(norm(h, "norm"), p["tokens.weight" if c.tied else "head.weight"])
 
 
-@pytest.fixture
-def _fp64() -> object:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.mark.usefixtures("_fp64")
+@pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_single_device_equals_plain_pytorch(options: dict[str, object]) -> None:
     cube = Cube.single()
     cube.manual_seed(5)
     model = Gpt(config(**options), cube)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape)
-    ours = loss_of(model, cube)
-    ours.backward()
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    total = torch.zeros(())
-    for text in texts():
-        ids = torch.tensor(text)
-        total = total + F.cross_entropy(plain_gpt(leaves, model.config, ids)[:-1], ids[1:], reduction="sum")
-    loss = total / sum(len(text) - 1 for text in texts())
-    loss.backward()
-    assert error(ours, loss) <= 1e-12
-    for name, parameter in model.named_parameters():
-        assert error(parameter.grad, leaves[name].grad) <= 1e-9, name  # type: ignore[arg-type]
+
+    def plain_loss(leaves: dict[str, Tensor]) -> Tensor:
+        total = torch.zeros(())
+        for text in texts():
+            ids = torch.tensor(text)
+            total = total + F.cross_entropy(plain_gpt(leaves, model.config, ids)[:-1], ids[1:], reduction="sum")
+        return total / sum(len(text) - 1 for text in texts())
+
+    check_against_plain(model, lambda: loss_of(model, cube), plain_loss)
 
 
 # --- batches -------------------------------------------------------------------------------------------------------
@@ -210,7 +198,7 @@ def continued(shape: Shape | None, prompt: list[int], sampling: Sampling) -> lis
     return list(generate(make(cube, window=5), prompt, 12, sampling))
 
 
-@pytest.mark.usefixtures("_fp64")
+@pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 2, 4, 1), (2, 2, 2, 1)))
 def test_the_same_text_on_every_cube(shape: Shape) -> None:
     sampling = Sampling(temperature=1.3, top_k=9, seed=4)
@@ -221,7 +209,7 @@ def test_the_same_text_on_every_cube(shape: Shape) -> None:
     assert run_ranks(ranks, continued, shape, [4, 1, 30], sampling) == [alone] * ranks
 
 
-@pytest.mark.usefixtures("_fp64")
+@pytest.mark.usefixtures("fp64")
 def test_next_logits_are_those_of_the_last_token() -> None:
     model = make(Cube.single())
     text = [4, 1, 30, 7, 7]

@@ -17,8 +17,9 @@ from tensor3d import Cube, gather
 from tensor3d.data import Pack
 from tensor3d.optim import AdamW
 from tensor3d.parallelize import full_state_dict, parallelize
+from tests.models.bert.huggingface import subject
 from tests.models.padded import PACKS, of_sequences, of_tokens, padded
-from tests.models.toy import CAPACITY, Shape, lay, totals, toy_packs
+from tests.models.toy import Shape, lay, totals, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, full, worst
 
@@ -31,21 +32,7 @@ SHAPES: tuple[Shape, ...] = ((2, 2, 2, 1), (1, 2, 4, 1), (4, 2, 1, 1), (1, 2, 2,
 
 def original(vocab: int = ODD, kind: str = "BertForPreTraining", **changes: Any) -> Any:
     """A small model of the library in fp64, with random values in every vector too, and no dropout."""
-    settings = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "intermediate_size": 96,
-        "max_position_embeddings": CAPACITY,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.15,
-    }
-    torch.manual_seed(5)
-    model = getattr(transformers, kind)(transformers.BertConfig(vocab_size=vocab, **{**settings, **changes})).double()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
-    return model
+    return subject.original(kind, vocab_size=vocab, **changes).double().train()
 
 
 def packs_with_pad(vocab: int = ODD, seed: int = 3) -> list[Pack]:

@@ -59,15 +59,12 @@ def test_parity(shape: Shape) -> None:
     assert value <= 1e-9, f"{name} differs by {value}"
 
 
+@pytest.mark.usefixtures("fp64")
 def test_packs_change_nothing() -> None:
     """One image a pack, as many as there are, or all in one."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        cube, model, _, twin = make_twins(lambda c: Vit(config(), c), (1, 1, 1, 1))
-        (loss, correct), (wanted, wanted_correct) = run(model, cube, capacity=17), run(twin, cube)
-        errors = gradient_errors(model, twin) | {"loss": error(loss, wanted)}
-    finally:
-        torch.set_default_dtype(torch.float32)
+    cube, model, _, twin = make_twins(lambda c: Vit(config(), c), (1, 1, 1, 1))
+    (loss, correct), (wanted, wanted_correct) = run(model, cube, capacity=17), run(twin, cube)
+    errors = gradient_errors(model, twin) | {"loss": error(loss, wanted)}
     assert torch.equal(correct, wanted_correct)
     assert max(errors.values()) <= 1e-9, errors
 
@@ -131,22 +128,19 @@ def as_plain(name: str, tensor: Tensor, sizes: VitConfig) -> Tensor:
     return tensor
 
 
+@pytest.mark.usefixtures("fp64")
 def test_equals_plain_pytorch() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        cube, model, _, _ = make_twins(lambda c: Vit(config(), c), (1, 1, 1, 1))
-        plain, ours = PlainVit(config()), dict(model.named_parameters())
-        theirs = dict(plain.named_parameters())
-        assert {pairs(config())[name] for name in ours} == theirs.keys()
-        for name, parameter in ours.items():
-            theirs[pairs(config())[name]].data.copy_(as_plain(name, parameter.data, config()))
-        loss, correct = run(model, cube)
-        made, labels = images()
-        logits = torch.stack([plain(image) for image in made])
-        wanted = F.cross_entropy(logits, labels)
-        wanted.backward()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    cube, model, _, _ = make_twins(lambda c: Vit(config(), c), (1, 1, 1, 1))
+    plain, ours = PlainVit(config()), dict(model.named_parameters())
+    theirs = dict(plain.named_parameters())
+    assert {pairs(config())[name] for name in ours} == theirs.keys()
+    for name, parameter in ours.items():
+        theirs[pairs(config())[name]].data.copy_(as_plain(name, parameter.data, config()))
+    loss, correct = run(model, cube)
+    made, labels = images()
+    logits = torch.stack([plain(image) for image in made])
+    wanted = F.cross_entropy(logits, labels)
+    wanted.backward()
     errors = {"loss": error(loss, wanted)}
     for name, parameter in ours.items():
         assert parameter.grad is not None

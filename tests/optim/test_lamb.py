@@ -123,7 +123,8 @@ def test_copies_of_the_model_count_once() -> None:
     assert max(run_ranks(4, _on_data_axis)) <= 1e-12
 
 
-def test_one_device_without_a_process_group(double: None) -> None:
+@pytest.mark.usefixtures("fp64")
+def test_one_device_without_a_process_group() -> None:
     assert max(error for case in CASES for error in _errors((1, 1, 1, 1), *case).values()) <= 1e-12
 
 

@@ -79,7 +79,8 @@ def test_equals_the_paper_on_one_device(shape: Shape) -> None:
         assert max(errors.values()) <= 1e-12, errors
 
 
-def test_one_device_without_a_process_group(double: None) -> None:
+@pytest.mark.usefixtures("fp64")
+def test_one_device_without_a_process_group() -> None:
     assert max(_errors((1, 1, 1, 1)).values()) <= 1e-12
 
 

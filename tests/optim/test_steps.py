@@ -113,7 +113,7 @@ def test_a_skipped_step_never_was_on_ranks() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_skipped_step_never_was(kind: str, regions: bool, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     if dtype == torch.float64:
-        request.getfixturevalue("double")
+        request.getfixturevalue("fp64")
     found = _skipping(kind, (1, 1, 1, 1), regions)
     assert all(found.values()), found
 

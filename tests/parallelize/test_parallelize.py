@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -36,12 +35,8 @@ Shape = tuple[int, int, int, int]
 
 
 @pytest.fixture(autouse=True)
-def _double() -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def _seeded(fp64: None) -> None:
     torch.manual_seed(5)
-    yield
-    torch.set_default_dtype(before)
 
 
 VISION_PLAN = {

@@ -15,17 +15,10 @@ from tests.parallelize.foreign import HEADS, HIDDEN, LENGTHS, ROWS, errors_of, o
 from tests.ranks import run_ranks
 from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
 
+pytestmark = pytest.mark.usefixtures("fp64")
 Shape = tuple[int, int, int, int]
 LONGEST = max(LENGTHS)
 PADDING = torch.stack([torch.arange(LONGEST) >= length for length in LENGTHS])
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def encoder(norm_first: bool, activation: str, layers: int = 1, **options: Any) -> nn.Module:

@@ -20,6 +20,7 @@ from tests.parallelize.foreign import HIDDEN, ROWS, Scale, errors_of, own_plane,
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of, worst
 
+pytestmark = pytest.mark.usefixtures("fp64")
 Shape = tuple[int, int, int, int]
 SHAPES = [(1, 2, 2, 1), (2, 1, 1, 2)]
 WORDS = 24
@@ -145,14 +146,6 @@ def _all(shape: Shape) -> dict[str, float]:
     torch.set_default_dtype(torch.float64)
     cube = Cube(*shape)
     return {f"{case} {n}": e for case, (make, plan) in CASES.items() for n, e in compared(make(), plan, cube).items()}
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=name_of)

@@ -11,16 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tensor3d import Cube, Layout, check_parameters, clip_grad_norm_, constant, distribute, local, local_param, normal
-from tensor3d.sharding.param_layout import (
-    as_parameter,
-    copies,
-    detached,
-    matrix,
-    narrow,
-    table,
-    vector,
-    zeros_like,
-)
+from tensor3d.sharding.param_layout import as_parameter, copies, detached, matrix, narrow, table, vector, zeros_like
+from tests.default_type import default_type
 from tests.ranks import run_ranks
 from tests.single_device_reference import full, name_of, ranks_of
 
@@ -129,12 +121,8 @@ def test_the_default_type_is_taken_and_the_values_are_the_same() -> None:
 
 
 def _in_type(dtype: torch.dtype) -> list[nn.Parameter]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with default_type(dtype):
         return made(Cube.single())
-    finally:
-        torch.set_default_dtype(before)
 
 
 # --- parameters of one's own ---------------------------------------------------------------------------------------

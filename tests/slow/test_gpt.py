@@ -6,11 +6,13 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
+from tests.tools.runs import journal
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = ["launch/torchrun.py", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=8"]
@@ -21,15 +23,7 @@ pytestmark = pytest.mark.long(reason="200 steps on eight ranks; tests/tools/gpt/
 
 def python(*arguments: str | Path) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
+    finished = ran([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, timeout=1800)
     assert finished.returncode == 0, finished.stderr[-4000:]
     return finished.stdout
 
@@ -45,9 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_falls_below_the_unigram_entropy(run: Path) -> None:
     entropy = json.loads((run / "run.json").read_text())["unigram_entropy"]
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [record["loss"] for record in records if record["kind"] == "step"]
-    (held_out,) = [record["loss"] for record in records if record["kind"] == "evaluation"]
+    losses = [record["loss"] for record in journal(run, "step")]
+    (held_out,) = [record["loss"] for record in journal(run, "evaluation")]
     assert len(losses) == 200
     assert losses[0] == pytest.approx(math.log(2048), abs=0.3)
     assert statistics.fmean(losses[-20:]) <= entropy - 0.5

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 WORKER = """
 import os, signal, sys
@@ -38,13 +39,10 @@ def test_a_job_outlives_its_ranks(deaths: int, tmp_path: Path) -> None:
     worker.write_text(WORKER.replace("DEATHS", str(deaths)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     start = time.monotonic()
-    done = subprocess.run(
+    done = ran(
         [*command, "--nproc-per-node=4", "--max-restarts=2", str(worker)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
         timeout=150,
-        check=False,
     )
     print(f"{deaths} deaths: {time.monotonic() - start:.1f} s")
     assert done.returncode == 0, done.stderr[-3000:]

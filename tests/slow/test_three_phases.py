@@ -14,7 +14,7 @@ import pytest
 from tensor3d import checkpoint
 from tensor3d.checkpoint.manager import Checkpoints
 from tests.ranks import RankError, run_fresh_ranks, run_ranks
-from tests.tools.runs import on_rank, write_text
+from tests.tools.runs import journal, on_rank, write_text
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.training.config import read_config
 
@@ -24,11 +24,6 @@ KILLED_IN = 3  # the save: one before it is whole, the other may not be
 
 def recipe_of(phase: int) -> Path:
     return ROOT / "launch" / "recipes" / f"modernbert-tiny-phase{phase}.toml"
-
-
-def logged(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step"]
 
 
 def killed_on_rank(*arguments: Any) -> None:
@@ -67,9 +62,9 @@ def test_three_phases_and_a_kill_in_each(tmp_path: Path) -> None:
         assert 1 <= checkpoint.read_progress(found)["step"] < KILLED_IN
         assert run_ranks(2, on_rank, recipe, run, [*words[1], "--resume", str(run)], corpus) == [0, 0]
         assert run_ranks(2, on_rank, recipe, whole, [*words[2], *begun], corpus) == [0, 0]
-        steps = logged(whole)
+        steps = journal(whole, "step")
         for what, tolerance in (("loss", 1e-3), ("learning_rate", 1e-9)):
-            by_step = {step["step"]: step[what] for step in logged(run)}  # what was done twice comes twice
+            by_step = {step["step"]: step[what] for step in journal(run, "step")}  # what was done twice comes twice
             assert by_step.keys() == {step["step"] for step in steps}
             assert list(by_step.values()) == pytest.approx([step[what] for step in steps], rel=tolerance)
         return steps

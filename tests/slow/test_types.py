@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 pytestmark = pytest.mark.slow
 
@@ -70,13 +71,10 @@ MISTAKES = {
 
 
 def mypy(file: Path) -> list[str]:
-    finished = subprocess.run(
+    finished = ran(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty", str(file)],
         cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
         timeout=600,
-        check=False,
     )
     assert finished.returncode in (0, 1), finished.stderr
     return [line for line in finished.stdout.splitlines() if file.name in line and ": error:" in line]

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tensor3d.testing import RankError, run_ranks
+from tests.programs import ran
 
 
 def _sum(value: int) -> tuple[int, int, float]:
@@ -83,13 +84,10 @@ def run_script(folder: Path, code: str, *, typed: bool = False) -> subprocess.Co
     path = folder / "script.py"
     path.write_text(code)
     arguments = ["-"] if typed else [str(path)]
-    return subprocess.run(
+    return ran(
         [sys.executable, *arguments],
-        input=code if typed else None,
-        capture_output=True,
-        text=True,
-        timeout=100,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        input=code if typed else None,
     )
 
 

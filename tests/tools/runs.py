@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tensor3d import checkpoint
 from tools import pretrain
+from tools.training.config import TrainConfig, from_table
 
 
 def arguments(recipe: Path, output: Path, *more: str, corpus: Path | None = None) -> list[str]:
@@ -30,6 +34,22 @@ def losses(run: Path, tag: str = "loss/total") -> dict[int, float]:
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     return {event.step: event.value for event in events.Scalars(tag)}
+
+
+def journal(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl, all or those of a kind."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if kind is None or line["kind"] == kind]
+
+
+def resolved(run: Path) -> TrainConfig:
+    return from_table(TrainConfig, json.loads((run / "run.json").read_text())["recipe"])
+
+
+def newest(run: Path) -> Path:
+    found = checkpoint.latest(run / "checkpoints")
+    assert found is not None
+    return found
 
 
 WORDS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import torch
 
 from tensor3d import CommStats, Cube, CubeShape
 from tensor3d.data import TrainBatch
-from tests.tools.runs import arguments
+from tests.tools.runs import arguments, journal
 from tools import pretrain
 from tools.training import pretraining
 from tools.training.config import read_config
@@ -120,8 +119,7 @@ def test_a_run_tells_the_same_of_a_real_step(recipe: Path, tmp_path: Path) -> No
     """Tokens are the share of slots that are filled; MFU is of the peak that the recipe states."""
     more = ["--run.steps", "2", "--run.peak-tflops", "0.5", "--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
     assert pretrain.main(arguments(recipe, tmp_path / "run", *more)) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
+    steps = journal(tmp_path / "run", "step")
     settings = read_config(recipe)
     slots = settings.batch.global_batch * settings.data.capacity
     assert len(steps) == 2

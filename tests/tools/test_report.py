@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -17,7 +16,9 @@ from typing import Any
 import pytest
 
 from tensor3d import CubeShape
+from tests.programs import ran
 from tests.tools.bench.measured import step as step_metrics
+from tests.tools.refused import refused
 from tools.report import __main__ as report
 from tools.report import charts, page
 from tools.report.__main__ import Command, main
@@ -384,11 +385,9 @@ def test_bad_calls_are_refused_in_one_line(
         (tmp_path / f"{name}.json").write_text("{}")
     for name, content in (("other", "{}"), ("list", "[]"), ("plan", '{"search": {}}')):
         (tmp_path / f"{name}.json").write_text(content)
-    assert main(call.format(folder=tmp_path).split()) == 2
-    error = capsys.readouterr().err
+    error = refused(capsys, main, *call.format(folder=tmp_path).split())
     assert error.startswith("tools.report: ")
     assert message in error
-    assert error.count("\n") == 1
     assert not list(tmp_path.rglob("*.html"))
 
 
@@ -445,9 +444,7 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
     shutil.rmtree(run)  # the page needs nothing of it
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=5000"]
-    done = subprocess.run(
-        [*command, "--dump-dom", (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=300
-    )
+    done = ran([*command, "--dump-dom", (tmp_path / "page.html").as_uri()], timeout=300)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert done.stdout.count("<canvas") == len(drawn(text)) > 5

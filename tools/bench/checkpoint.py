@@ -22,7 +22,7 @@ from tensor3d import Cube, CubeShape, checkpoint, clip_grad_norm_
 from tensor3d.checkpoint import Checkpoints, RankResult
 from tools.bench.harness.benchmark import OWN_PROCESSES, Benchmark, Count, Report
 from tools.bench.harness.processes import Trial, start
-from tools.bench.vs_pytorch.trial import Work, packed_batch
+from tools.bench.vs_pytorch.work import Work, packed_batch
 from tools.common.log import progress
 from tools.common.machine import format_table
 

@@ -51,7 +51,8 @@ from tools.bench.harness.figures import (
 )
 from tools.bench.harness.memory import counting_kept, peak_on
 from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_case_turns
-from tools.bench.vs_pytorch.trial import Implementation, Work, make_ours, packed_batch
+from tools.bench.vs_pytorch.trial import Implementation, make_ours
+from tools.bench.vs_pytorch.work import Work, packed_batch
 from tools.training.config import read_config
 
 # --- What a rank does for `bench compile`: the same model eager and compiled, in the same process, in turns -----------

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from tensor3d import CubeShape
 from tensor3d.data import ExchangeOptions
-from tools.bench.harness.benchmark import Count, PictureFile, Report, listed
+from tools.bench.harness.benchmark import Count, PictureFile, Report, listed, seeds_of
 from tools.bench.harness.figures import as_json
 from tools.bench.harness.processes import start
 from tools.bench.harness.step_trial import (
@@ -69,12 +69,7 @@ class LossCommand(RecipeBenchmark):
     def plan(self) -> tuple[list[str], list[int], TrainConfig]:
         """Modes, seeds and the recipe of all modes."""
         modes = listed("--modes", self.modes, MODES, least=2)
-        texts = [text.strip() for text in self.seeds.split(",")]
-        if not all(text.isdecimal() for text in texts) or len(set(texts)) < max(2, len(texts)):
-            raise ValueError(
-                f"--seeds must be at least two different whole numbers with commas: a deviation needs two. "
-                f"Got {self.seeds!r}."
-            )
+        seeds = seeds_of(self.seeds)
         if self.last > self.settings.run.steps:
             raise ValueError(f"--last must be at most run.steps={self.settings.run.steps}. Got {self.last}.")
         check_planned(self.settings)
@@ -82,7 +77,7 @@ class LossCommand(RecipeBenchmark):
         for mode in modes:
             shape = CubeShape(data=_DATA_RANKS if mode == EXCHANGED else 1)
             check_cube(self.as_training(in_mode(settings, mode), exchange=mode == EXCHANGED), shape)
-        return modes, [int(text) for text in texts], settings
+        return modes, seeds, settings
 
     def measure(self, plan: tuple[list[str], list[int], TrainConfig]) -> Report:
         modes, seeds, settings = plan

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from models.bert.cost_model.param_shapes import parameters
 from tensor3d import Cube, CubeShape
-from tools.bench.harness.benchmark import ONE_PROCESS, Report, listed
+from tools.bench.harness.benchmark import ONE_PROCESS, Report, listed, seeds_of
 from tools.bench.harness.figures import Column, as_json, table
 from tools.bench.harness.step_trial import RecipeBenchmark, Training, check_cube, prepare_here
 from tools.bench.shard_exchange import corpus_feed
@@ -54,18 +54,13 @@ class EncodersCommand(RecipeBenchmark):
 
     def plan(self) -> tuple[list[str], list[int]]:
         """Encoders and seeds."""
-        texts = [text.strip() for text in self.seeds.split(",")]
-        if not all(text.isdecimal() for text in texts) or len(set(texts)) < max(2, len(texts)):
-            raise ValueError(
-                f"--seeds must be at least two different whole numbers with commas: a deviation needs two. "
-                f"Got {self.seeds!r}."
-            )
+        seeds = seeds_of(self.seeds)
         if not self.settings.data.held_out:
             raise ValueError("data.held_out is 0, and the loss is that of held-out texts. Give it a share.")
         encoders = listed("--encoders", self.encoders, ENCODERS)
         for encoder in encoders:
             check_cube(self.as_training(as_recipe(self.settings, encoder)), CubeShape())
-        return encoders, [int(text) for text in texts]
+        return encoders, seeds
 
     def measure(self, plan: tuple[list[str], list[int]]) -> Report:
         encoders, seeds = plan

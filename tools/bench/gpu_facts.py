@@ -101,11 +101,8 @@ def _told(asking: subprocess.Popen[str] | None) -> str:
         return "nvidia-smi does not answer"
     if asking.returncode or len(said) < 2:
         return " / ".join(said)
-    return ", ".join(f"{name.strip()} {value.strip()}" for name, value in zip(*map(_cells, said[:2]), strict=False))
-
-
-def _cells(line: str) -> list[str]:
-    return line.split(",")
+    cells = (line.split(",") for line in said[:2])
+    return ", ".join(f"{name.strip()} {value.strip()}" for name, value in zip(*cells, strict=False))
 
 
 def _state() -> str:
@@ -119,8 +116,9 @@ def _products(kind: str, n: int) -> str:
     return f"{rate.flops / 1e12:,.0f} TFLOP/s; meanwhile {_told(asking)}"
 
 
-def copy_rate(size: int = 2**32, rounds: int = 20) -> float:
+def copy_rate() -> float:
     """Bytes a second that a large copy on the GPU reads and writes."""
+    size, rounds = 2**32, 20
     source = torch.rand(size // 4, device="cuda")
     target = torch.empty_like(source)
     target.copy_(source)

@@ -23,7 +23,8 @@ from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import Column, as_json, deal, flat, means, milliseconds, ratios_of, spread, table
 from tools.bench.harness.memory import counting_kept, peak_on
 from tools.bench.harness.processes import Trial, check_world, is_shown, start, take_case_turns
-from tools.bench.vs_pytorch.trial import Implementation, Sizes, Work, make_ours
+from tools.bench.vs_pytorch.trial import Implementation, make_ours
+from tools.bench.vs_pytorch.work import Sizes, Work
 from tools.common.bounds import AtLeast
 from tools.common.machine import format_table
 

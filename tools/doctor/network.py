@@ -21,12 +21,12 @@ _HANDSHAKE = 10.0
 """Seconds in which a store answers a client, at least: idle connections of strangers may hold it up."""
 
 
-def address_of(text: str, option: str = "--master") -> tuple[str, int]:
-    """Reads `HOST:PORT`. Raises ValueError for anything else."""
+def address_of(text: str) -> tuple[str, int]:
+    """Reads `HOST:PORT` of `--master`. Raises ValueError for anything else."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"{option} must be HOST:PORT with a port from 1 to 65535, like node0:29501. Got {text!r}.")
+        raise ValueError(f"--master must be HOST:PORT with a port from 1 to 65535, like node0:29501. Got {text!r}.")
     return host, int(port)
 
 

@@ -15,14 +15,7 @@ from tools.common.log import lasting_streams, take_verbose
 from tools.common.parse import parse_options
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
-from tools.finetune.embed_data import (
-    MAX_LENGTH,
-    EmbedData,
-    encoder_folder,
-    is_collection,
-    settings_for,
-    start_files,
-)
+from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, is_collection, settings_for, start_files
 from tools.finetune.embed_task import embed_task
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task
@@ -32,7 +25,7 @@ from tools.finetune.rank_task import RankTask
 from tools.finetune.seed_sweep import finetune
 from tools.finetune.tag_data import TagData
 from tools.finetune.tag_task import TagTask
-from tools.finetune.tasks import RegressTask
+from tools.finetune.text_task import RegressTask
 from tools.training.config import with_new_names
 from tools.training.idle_settings import Rule
 

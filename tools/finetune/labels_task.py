@@ -19,16 +19,8 @@ from tools.corpus.tokenizers import Tokenizer
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData
 from tools.finetune.metrics import LABEL_METRICS, fitted_thresholds, label_metrics, of_labels, scikit_metrics
-from tools.finetune.tasks import (
-    TEST,
-    ClassifyTask,
-    Evaluation,
-    TaskFacts,
-    TextsTask,
-    in_order,
-    settings_of,
-    write_table,
-)
+from tools.finetune.tasks import TEST, Evaluation, TaskFacts, in_order, write_table
+from tools.finetune.text_task import ClassifyTask, TextsTask, settings_of
 
 THRESHOLDS = "thresholds"
 """Where `facts` of a model.json keep them."""

@@ -23,6 +23,7 @@ from tools.common.garbage import loaded_objects_left_alone
 from tools.common.idle_options import IdleRule
 from tools.corpus.quick.text_sources import has_cr_alone
 from tools.corpus.tokenizers.base import InTexts
+from tools.predict.embed import Embed
 from tools.predict.inputs import Fields, InputProblem, Query, query_of
 from tools.predict.loading import check_folder, load
 from tools.predict.outputs import (
@@ -38,7 +39,7 @@ from tools.predict.outputs import (
 from tools.predict.predictor import OnError, Predictor, StopError
 from tools.predict.results import Scored, Tagged
 from tools.predict.stream import IDLE, Block, ListInput, Source, StreamInput, StreamStats, blocks_of
-from tools.predict.tasks import Embed, TaskName
+from tools.predict.tasks import TaskName
 from tools.predict.text_encoder import TooLong
 from tools.training.factory import TYPES
 

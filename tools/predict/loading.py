@@ -27,6 +27,8 @@ from tensor3d.distributed.object_collectives import check_all_same_on_all_ranks,
 from tensor3d.ops.products import onednn_is_faster
 from tools.corpus.tokenizers.base import InTexts, Tokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of
+from tools.predict.embed import Embed, Search
+from tools.predict.fill_mask import FillMask
 from tools.predict.predictor import Predictor
 from tools.predict.results import (
     Answered,
@@ -42,16 +44,7 @@ from tools.predict.results import (
 )
 from tools.predict.sentence_folder import SentenceSettings, sentence_settings
 from tools.predict.stored_vectors import open_vectors
-from tools.predict.tasks import (
-    Classify,
-    ClassProblem,
-    Embed,
-    FillMask,
-    PredictTask,
-    Search,
-    TaskName,
-    names_of,
-)
+from tools.predict.tasks import Classify, ClassProblem, PredictTask, TaskName, names_of
 from tools.predict.text_encoder import TextEncoder, TooLong, check_types
 
 if TYPE_CHECKING:
@@ -331,7 +324,7 @@ def _classify(source: _Source) -> PredictTask[Any, Any]:
 
 
 def _answer(source: _Source, k: int, *, is_asked: bool) -> PredictTask[Any, Any]:
-    from tools.predict.tasks import Answer, settings_for
+    from tools.predict.answer import Answer, settings_for
 
     source.check_types()
     settings = source.told(lambda: settings_for(source.weights.facts, source.opened.length, is_asked=is_asked))
@@ -340,7 +333,7 @@ def _answer(source: _Source, k: int, *, is_asked: bool) -> PredictTask[Any, Any]
 
 
 def _tag(source: _Source) -> PredictTask[Any, Any]:
-    from tools.predict.tasks import Tag
+    from tools.predict.tag import Tag
     from tools.tagging.windows import TagSettings
 
     weights = source.weights

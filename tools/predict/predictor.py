@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from tools.predict.inputs import InputProblem, Query, query_of
-from tools.predict.tasks import (
-    PredictTask,
-    Ready,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from tools.predict.tasks import PredictTask, Ready
 
 OnError = Literal["stop", "skip"]
 Item = str | Mapping[str, Any]

@@ -16,6 +16,7 @@ from torch import Tensor
 from models.bert import ElectraForPreTraining, ReplacedTokens, open_weights
 from tensor3d import Cube, gather
 from tensor3d.data import Pack
+from tests.default_type import default_type
 from tests.models.bert.huggingface.families import DEBERTA, drawn
 from tests.models.bert.huggingface.subject import gradient_errors, gradients
 from tests.models.toy import CAPACITY, Shape, lay, toy_packs
@@ -80,12 +81,8 @@ def parity(folder: Path, shape: Shape, number: int, dtype: torch.dtype, family: 
     cube = Cube(*shape) if ranks_of(shape) > 1 else Cube.single()
     settings, _, objective = sizes(shape, number, family)
     wanted, theirs = torch.load(folder / "wanted")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with default_type(dtype):
         model = model_of(folder, objective, cube)
-    finally:
-        torch.set_default_dtype(before)
     states: dict[str, Tensor] = {}
 
     def note(name: str) -> Any:

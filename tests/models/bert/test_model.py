@@ -13,7 +13,7 @@ from models.bert import PRESETS, BertConfig, BertForPreTraining
 from tensor3d import Cube, clip_grad_norm_, local
 from tensor3d.data import Pack
 from tensor3d.distributed.collectives import all_reduce
-from tests.models.parity import ODD, loss_and_gradients
+from tests.models.parity import ODD, check_bert_against_plain, loss_and_gradients
 from tests.models.toy import FAMILIES, Shape, lay, one_by_one, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import (
@@ -217,32 +217,9 @@ def plain_bert(p: dict[str, Tensor], config: BertConfig, pack: Pack) -> tuple[Te
     return mlm, F.cross_entropy(pair, torch.from_numpy(pack.next_labels), reduction="sum")
 
 
-def test_single_device_equals_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        config, packs = toy_config(ODD), toy_packs(ODD, 9)
-        cube = Cube.single()
-        cube.manual_seed(5)
-        model = BertForPreTraining(config, cube)
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn(parameter.shape)
-        targets, sequences = totals(packs)
-        output = model(lay(packs, cube), targets, sequences)
-        output.loss.backward()
-        leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-        loss = torch.zeros(())
-        for pack in one_by_one(packs):
-            mlm, nsp = plain_bert(leaves, config, pack)
-            loss = loss + mlm / targets + nsp / sequences
-        loss.backward()
-        assert error(output.loss, loss) <= 1e-12
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            assert leaves[name].grad is not None, name
-            assert error(parameter.grad, leaves[name].grad) <= 1e-9, name  # type: ignore[arg-type]
-    finally:
-        torch.set_default_dtype(before)
+@pytest.mark.usefixtures("fp64")
+def test_single_device_equals_plain_pytorch() -> None:
+    check_bert_against_plain(toy_config(ODD), plain_bert)
 
 
 # --- configuration -------------------------------------------------------------------------------------------------

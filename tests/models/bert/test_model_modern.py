@@ -13,10 +13,10 @@ from torch import Tensor
 from models.bert import PRESETS, BertConfig, BertForPreTraining
 from tensor3d import Cube
 from tensor3d.data import Pack
-from tests.models.parity import ODD, loss_and_gradients
-from tests.models.toy import CAPACITY, Shape, lay, one_by_one, totals, toy_config, toy_packs
+from tests.models.parity import ODD, check_bert_against_plain, loss_and_gradients
+from tests.models.toy import CAPACITY, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
-from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, ranks_of, worst
 
 # Layers 0 and 2 see whole sequences, layer 1 its next neighbours.
 LOCAL: dict[str, Any] = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
@@ -77,36 +77,10 @@ def plain_bert(p: dict[str, Tensor], config: BertConfig, pack: Pack) -> tuple[Te
     return mlm, F.cross_entropy(pair, torch.from_numpy(pack.next_labels), reduction="sum")
 
 
-@pytest.fixture
-def fp64() -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("changes", [LOCAL, {"encoder": "modern", "rotary_base": 160_000.0}], ids=["local", "global"])
 def test_single_device_equals_plain_pytorch(changes: dict[str, Any]) -> None:
-    config, packs, cube = toy_config(ODD, **changes), toy_packs(ODD, 9), Cube.single()
-    cube.manual_seed(5)
-    model = BertForPreTraining(config, cube)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape)
-    targets, sequences = totals(packs)
-    output = model(lay(packs, cube), targets, sequences)
-    output.loss.backward()
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    loss = torch.zeros(())
-    for pack in one_by_one(packs):
-        mlm, nsp = plain_bert(leaves, config, pack)
-        loss = loss + mlm / targets + nsp / sequences
-    loss.backward()
-    assert error(output.loss, loss) <= 1e-12
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert leaves[name].grad is not None, name
-        assert error(parameter.grad, leaves[name].grad) <= 1e-9, name  # type: ignore[arg-type]
+    check_bert_against_plain(toy_config(ODD, **changes), plain_bert)
 
 
 def gradients(recompute: str) -> list[Tensor]:

@@ -13,16 +13,7 @@ from models.bert.cost_model.comm_volume import read_slots, step_traffic
 from tensor3d import Cube, CubeShape, keep_gathered
 from tensor3d.cost_model.comm_volume import CommModel
 from tensor3d.data import PackedBatch, collate
-from tests.models.toy import (
-    CAPACITY,
-    MASKED_PER_PACK,
-    MAX_SEQUENCES,
-    Shape,
-    lay,
-    totals,
-    toy_config,
-    toy_packs,
-)
+from tests.models.toy import CAPACITY, MASKED_PER_PACK, MAX_SEQUENCES, Shape, lay, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, fast_alone, full, ranks_of
 

@@ -5,6 +5,7 @@ The twins are written here in plain PyTorch, on each text alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -66,16 +67,20 @@ def alone(text: EncodedText) -> TextBatch:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def classified(
-    model: Any, texts: list[EncodedText], labels: Tensor, fill: float, micro: int, counted: float = 0.0, **more: Any
-) -> Tensor:
-    """The loss of a step of two micro-batches, the second of which is smaller."""
+def step_loss(model: Any, texts: list[EncodedText], loss: Callable[[TextBatch, slice], Tensor]) -> Tensor:
+    """That of a step of two micro-batches, the second of which is smaller; of each by its texts and their place."""
     parts = []
-    for first, last in ((0, micro), (micro, len(texts))):
-        laid = collate_texts(texts[first:last], model.cube)
-        parts.append(model(laid.batch, laid.spread(labels[first:last], fill), counted or len(texts), **more))
+    for part in (slice(5), slice(5, None)):
+        parts.append(loss(collate_texts(texts[part], model.cube), part))
         parts[-1].backward()
     return torch.stack(parts).sum().detach()
+
+
+def classified(
+    model: Any, texts: list[EncodedText], labels: Tensor, fill: float, counted: float = 0.0, **more: Any
+) -> Tensor:
+    count = counted or len(texts)
+    return step_loss(model, texts, lambda laid, part: model(laid.batch, laid.spread(labels[part], fill), count, **more))
 
 
 def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
@@ -84,7 +89,7 @@ def classification_errors(shape: Shape, regression: bool) -> dict[str, float]:
     texts = some_texts(8)
     classes = torch.arange(len(texts)) % 3
     labels, fill = (classes.to(torch.get_default_dtype()) - 0.7, torch.nan) if regression else (classes, -100)
-    loss = classified(model, texts, labels, fill, 5)
+    loss = classified(model, texts, labels, fill)
 
     logits = torch.cat([twin.logits(alone(text).batch)[:1] for text in texts])
     wanted = F.mse_loss(logits[:, 0], labels) if regression else F.cross_entropy(logits, labels)
@@ -101,32 +106,24 @@ def weighted_errors(shape: Shape, several: bool) -> dict[str, float]:
     classes = torch.arange(len(texts)) % 3
     if several:
         labels = (torch.arange(len(texts)).unsqueeze(1) % torch.tensor([2, 3, 5]) == 0).to(weights.dtype)
-        loss = classified(model, texts, labels, torch.nan, 5, weights=weights, smoothing=share)
+        loss = classified(model, texts, labels, torch.nan, weights=weights, smoothing=share)
         smooth = labels * (1 - share) + share / 2
         wanted = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=weights)
     else:
         counted = float(weights[classes].sum())
-        loss = classified(model, texts, classes, -100, 5, counted, weights=weights, smoothing=share)
+        loss = classified(model, texts, classes, -100, counted, weights=weights, smoothing=share)
         wanted = F.cross_entropy(logits, classes, weights, label_smoothing=share)
     wanted.backward()
     return {"loss": error(loss, wanted)} | gradient_errors(model, twin)
-
-
-def answered(model: Any, texts: list[EncodedText], spans: Tensor, micro: int) -> Tensor:
-    parts = []
-    for first, last in ((0, micro), (micro, len(texts))):
-        laid = collate_texts(texts[first:last], model.cube)
-        starts, ends = laid.spread(spans[first:last], -100).unbind(1)
-        parts.append(model(laid, starts, ends, len(texts)))
-        parts[-1].backward()
-    return torch.stack(parts).sum().detach()
 
 
 def answering_errors(shape: Shape) -> dict[str, float]:
     _, model, _, twin = make_twins(lambda cube: BertForQuestionAnswering(CONFIG, cube), shape)
     texts = some_texts(8)
     spans = torch.tensor([[i % len(text.ids), len(text.ids) - 1] for i, text in enumerate(texts)])
-    loss = answered(model, texts, spans, 5)
+    loss = step_loss(
+        model, texts, lambda laid, part: model(laid, *laid.spread(spans[part], -100).unbind(1), len(texts))
+    )
 
     logits = [twin.logits(alone(text).batch)[: len(text.ids)] for text in texts]
     losses = [F.cross_entropy(each.t(), span) for each, span in zip(logits, spans, strict=True)]
@@ -141,15 +138,6 @@ def answering_errors(shape: Shape) -> dict[str, float]:
     return errors | {name: float(full(parameters[name].grad).abs().max()) / largest for name in names}
 
 
-def tagged(model: Any, texts: list[EncodedText], labels: list[np.ndarray], targets: int, micro: int) -> Tensor:
-    parts = []
-    for first, last in ((0, micro), (micro, len(texts))):
-        laid = collate_texts(texts[first:last], model.cube)
-        parts.append(model(laid.batch, laid.spread_tokens(labels[first:last], -100), targets))
-        parts[-1].backward()
-    return torch.stack(parts).sum().detach()
-
-
 def tagging_errors(shape: Shape) -> dict[str, float]:
     """Some tokens have no label, so that the mean over texts would be another one than that over labels."""
     _, model, _, twin = make_twins(lambda cube: BertForTokenClassification(CONFIG, 5, cube), shape)
@@ -158,7 +146,9 @@ def tagging_errors(shape: Shape) -> dict[str, float]:
     for own in labels:
         own[::3] = -100
     targets = int(sum((own >= 0).sum() for own in labels))
-    loss = tagged(model, texts, labels, targets, 5)
+    loss = step_loss(
+        model, texts, lambda laid, part: model(laid.batch, laid.spread_tokens(labels[part], -100), targets)
+    )
 
     logits = torch.cat([twin.logits(alone(text).batch)[: len(text.ids)] for text in texts])
     wanted = F.cross_entropy(logits, torch.from_numpy(np.concatenate(labels)))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.refused import refused
 from tools.bench import convergence
 from tools.bench.__main__ import main
 from tools.bench.convergence import ModeLoss, compare, figures, header, row
@@ -120,9 +121,6 @@ def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     monkeypatch.setattr(convergence, "start", lambda *_, **__: pytest.fail("started processes"))
-    assert main(arguments(recipe, *more)) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    error = refused(capsys, main, *arguments(recipe, *more))
+    assert error.startswith("tools.bench: ")
+    assert message in error

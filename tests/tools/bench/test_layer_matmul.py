@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tensor3d import Cube, CubeShape
 from tests.ranks import run_ranks
+from tests.tools.refused import refused
 from tools.bench import layer
 from tools.bench.__main__ import main
 from tools.bench.harness import processes
@@ -166,12 +167,9 @@ def test_bad_calls_start_no_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     monkeypatch.setattr(layer, "start", lambda *_: pytest.fail("started processes"))
-    assert main(["matmul", *SIZES, *more]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    error = refused(capsys, main, "matmul", *SIZES, *more)
+    assert error.startswith("tools.bench: ")
+    assert message in error
 
 
 def test_under_torchrun_cubes_of_different_sizes_are_refused(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tensor3d import CubeShape
+from tests.tools.refused import refused
 from tools.bench import padding
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells, header
@@ -187,12 +188,9 @@ def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     monkeypatch.setattr(padding, "start_trainings", lambda *_: pytest.fail("started processes"))
-    assert main(arguments(recipe, *more)) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    error = refused(capsys, main, *arguments(recipe, *more))
+    assert error.startswith("tools.bench: ")
+    assert message in error
 
 
 def test_sequences_longer_than_the_recipe_allows_are_refused(

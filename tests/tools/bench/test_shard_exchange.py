@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.tools.refused import refused
 from tools.bench import shard_exchange
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import cells
-from tools.bench.shard_exchange import (
-    ExchangeCommand,
-    RankExchange,
-    figures,
-    judge,
-    loss_difference,
-    waiting,
-)
+from tools.bench.shard_exchange import ExchangeCommand, RankExchange, figures, judge, loss_difference, waiting
 from tools.training.config import TrainConfig
 from tools.training.metrics import StepMetrics
 
@@ -145,9 +139,6 @@ def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     monkeypatch.setattr(shard_exchange, "start_trainings", lambda *_: pytest.fail("started processes"))
-    assert main(arguments(recipe, *more)) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    error = refused(capsys, main, *arguments(recipe, *more))
+    assert error.startswith("tools.bench: ")
+    assert message in error

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tensor3d import Cube, CubeShape
 from tests.ranks import run_ranks
 from tests.tools.bench.measured import facts, sample
+from tests.tools.refused import refused
 from tools.bench import step
 from tools.bench.__main__ import main
 from tools.bench.harness.figures import deal, table
@@ -157,19 +158,14 @@ def test_bad_calls_start_no_process(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:
     monkeypatch.setattr(step, "start_on_corpus", lambda *_, **__: pytest.fail("started processes"))
-    assert main(arguments(recipe, *more)) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+    error = refused(capsys, main, *arguments(recipe, *more))
+    assert error.startswith("tools.bench: ")
+    assert message in error
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["step", str(recipe), "--corpus", str(recipe / "below" / "a file")]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("tools.bench: ")
-    assert captured.err.count("\n") == 1
+    error = refused(capsys, main, "step", recipe, "--corpus", recipe / "below" / "a file")
+    assert error.startswith("tools.bench: ")
 
 
 def test_under_torchrun_cubes_of_different_sizes_are_refused(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.tools.corpus.pipeline_steps import steps, write_input
+from tests.tools.runs import journal
 from tools import pretrain
 from tools.bench import __main__ as bench
 from tools.corpus.__main__ import main
@@ -71,11 +71,6 @@ def test_training_on_samples_and_going_on(prepared: Path, tmp_path: Path) -> Non
     losses = [[row["loss"] for row in rows if row["kind"] == "step"] for rows in (whole, journal(tmp_path / "half"))]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 6
-
-
-def journal(folder: Path) -> list[dict[str, Any]]:
-    """What a run has written of its steps."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_plan_of_the_samples_is_used_where_the_recipe_packs_alike(prepared: Path, tmp_path: Path) -> None:

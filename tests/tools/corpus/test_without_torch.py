@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
 from tests.tools.corpus.scripts import SCRIPTS, paragraph
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +37,9 @@ def test_no_step_imports_torch(tmp_path: Path) -> None:
         ("samples", "--corpora", "ids", "--max-length", "32", "--held-out", "0", "--output", "samples"),
     )
     for step, *options in steps:
-        done = subprocess.run(
+        done = ran(
             [sys.executable, "-c", SCRIPT, step, *options, "--workers", "2"],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": search},
+        )
         assert done.stdout.endswith("False\n"), f"{step}: {done.stdout}{done.stderr}"

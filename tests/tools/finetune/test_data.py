@@ -15,7 +15,8 @@ from tools.finetune.__main__ import TextConfig
 from tools.finetune.config import RunSection
 from tools.finetune.data import TextData, read_part
 from tools.finetune.rows import Column, read_rows
-from tools.finetune.tasks import ClassifyTask, RegressTask, in_order
+from tools.finetune.tasks import in_order
+from tools.finetune.text_task import ClassifyTask, RegressTask
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", '"', "the"]
 CUBE = Cube.single()

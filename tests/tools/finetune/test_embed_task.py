@@ -20,6 +20,7 @@ from tensor3d import Cube, gather
 from tests.models.toy import toy_config
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, gradient_errors, make_twins, name_of, ranks_of, worst
+from tests.tools.runs import journal
 from tests.tools.squad.small import COLORS, DIGITS, PIECES, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
@@ -271,8 +272,7 @@ def test_it_learns_and_what_it_writes_can_be_asked(done: Path, capsys: pytest.Ca
     result = json.loads((seed / "result.json").read_text())
     assert result["metric"] == "spearman"
     assert set(result["metrics"]) >= {"spearman", "pearson", "spearman_32", "test_spearman", "test_pearson_32"}
-    records = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
-    losses = [record["loss"] for record in records if record["kind"] == "step"]
+    losses = [record["loss"] for record in journal(seed, "step")]
     assert len(losses) == 8
     assert losses[-1] < losses[0]
     found = load(seed, "embed").predict([text for row in rows(40)[10:] for text in (row["anchor"], row["positive"])])
@@ -349,7 +349,7 @@ def losses_of(folder: Path, shape: Shape, output: Path) -> tuple[list[float], li
     more += ["--model.attention-dropout", "0", "--run.evaluate-every", "0"]
     more += ["--optimizer.shard-over-data"] * (data > 1)  # with frozen layers and rates by depth
     assert main(["embed", str(folder / "small.toml"), "--output", str(output), *more]) == 0
-    records = [json.loads(line) for line in (output / "seed-0/metrics.jsonl").read_text().splitlines()]
+    records = journal(output / "seed-0")
     losses = [record["loss"] for record in records if record["kind"] == "step"]
     return losses, [record["spearman"] for record in records if record["kind"] != "step"]
 

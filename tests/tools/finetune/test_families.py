@@ -16,6 +16,7 @@ from models.bert.huggingface import read_model_json
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tests.tools.relatives import write_mpnet_tokenizer
+from tests.tools.runs import journal
 from tests.tools.squad.small import COLORS, PIECES, digit_questions, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.finetune.__main__ import main
@@ -179,8 +180,7 @@ def _tuned(folder: Path, start: Path, name: str, *more: str) -> int:
 
 
 def _losses(seed: Path) -> list[float]:
-    records = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
-    return [record["loss"] for record in records if record["kind"] == "step"]
+    return [record["loss"] for record in journal(seed, "step")]
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ from tools.finetune.config import OptimizerSection, RunSection
 from tools.finetune.data import INNER_WORDS, TextData, embedded_rows
 from tools.finetune.labels_task import LabelsTask, classify_task
 from tools.finetune.metrics import LABEL_METRICS, class_metrics, fitted_thresholds, label_metrics, of_labels
-from tools.finetune.tasks import ClassifyTask, ComparedTask, Evaluation, RegressTask
+from tools.finetune.tasks import ComparedTask, Evaluation
+from tools.finetune.text_task import ClassifyTask, RegressTask
 from tools.predict import load
 
 WORDS = ["film", "actor", "plot", "scene", "the", "a", "very", "was"]

@@ -22,12 +22,13 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
 from tests.tools.asked import write_models
 from tests.tools.relatives import modernbert, roberta, roberta_tokenizer
+from tests.tools.runs import journal
 from tools.common import plotting
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune import pictures, seed_sweep
 from tools.finetune.__main__ import main
-from tools.finetune.tasks import RegressTask
+from tools.finetune.text_task import RegressTask
 from tools.finetune.trainer import depth_of, epoch_order, steps_of
 from tools.predict import load
 from tools.training.metrics import run_log
@@ -93,13 +94,8 @@ def run(recipe: Path, output: Path, *more: str, task: str = "classify") -> int:
     return main([task, str(recipe), "--output", str(output), *more])
 
 
-def lines(seed: Path, kind: str) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (seed / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == kind]
-
-
 def losses(seed: Path) -> list[float]:
-    return [record["loss"] for record in lines(seed, "step")]
+    return [record["loss"] for record in journal(seed, "step")]
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +168,7 @@ def test_pictures_are_left_out_with_a_word(
 
 
 def test_the_best_evaluation_is_kept(done: Path) -> None:
-    evaluations = lines(done / "seed-0", "evaluation")
+    evaluations = journal(done / "seed-0", "evaluation")
     best = max(evaluations, key=lambda record: record["accuracy"])  # the first of equals
     result = json.loads((done / "seed-0/result.json").read_text())
     assert result["best_step"] == best["step"]
@@ -291,7 +287,7 @@ def test_patience_ends_a_seed(recipe: Path, tmp_path: Path, capsys: pytest.Captu
     hopeless = ["--optimizer.lr", "1e-12", "--run.patience", "1", "--run.epochs", "3"]
     assert run(recipe, tmp_path / "run", *hopeless) == 0
     seed = tmp_path / "run/seed-0"
-    assert [record["best"] for record in lines(seed, "evaluation")] == [True, False]
+    assert [record["best"] for record in journal(seed, "evaluation")] == [True, False]
     assert json.loads((seed / "result.json").read_text())["best_step"] == 4
     assert "seed 0: warning: " in capsys.readouterr().err
 
@@ -308,7 +304,7 @@ def weights_in(seed: Path) -> dict[str, torch.Tensor]:
 def test_steps_that_fp16_skips_are_told(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fp16 = ["--precision.compute", "fp16", "--precision.loss-scale", str(2**24), "--optimizer.floor", "0.5"]
     assert run(recipe, tmp_path / "run", *fp16, "--run.batch", "60", "--run.evaluate-every", "0") == 0
-    steps = lines(tmp_path / "run/seed-0", "step")
+    steps = journal(tmp_path / "run/seed-0", "step")
     assert [(step["skipped"], step["loss_scale"]) for step in steps] == [(True, 2.0**24), (True, 2.0**23)]
     told = capsys.readouterr().err
     assert "seed 0: 2 of 2 steps changed nothing: a gradient was not finite in fp16" in told
@@ -364,7 +360,7 @@ def test_numbers_are_learnt_and_weights_go_on(
     found = json.loads((tmp_path / "run/results.json").read_text())
     assert found["metric"] == "pearson_spearman"
     assert found["mean"]["pearson"] > 0.8, "the number of words"
-    evaluations = len(lines(tmp_path / "run/seed-0", "evaluation"))
+    evaluations = len(journal(tmp_path / "run/seed-0", "evaluation"))
     assert [call.args[2] for call in passes.mock_calls] == ["dev"] * evaluations + ["test"]
     assert open_weights(tmp_path / "run/seed-0").settings == {"more": "kept"}, "without those of another head"
     last = (tmp_path / "run/seed-0/predictions/test.tsv").read_text().splitlines()[-1]

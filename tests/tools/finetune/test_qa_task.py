@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from models.bert import BertConfig
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube
 from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
-from tests.tools.squad.small import PIECES, digit_questions, entry, squad, write, write_vocab
+from tests.tools.finetune.small_tasks import CONFIG
+from tests.tools.squad.small import digit_questions, entry, squad, write, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 from tools.finetune.__main__ import AnswerConfig, main
@@ -24,10 +24,6 @@ from tools.squad.__main__ import main as squad_main
 from tools.squad.dataset import read_questions
 from tools.squad.scoring import score
 from tools.training.config import read_recipe
-
-CONFIG = BertConfig(
-    layers=1, hidden=16, heads=2, vocab=len(PIECES), positions=32, dropout=0.0, attention_dropout=0.0, std=0.3
-)
 
 
 def recipe(folder: Path, *, impossible: bool = False, **run: Any) -> Path:

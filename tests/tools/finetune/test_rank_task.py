@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.bert import BertConfig
 from models.bert.huggingface import open_weights
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube
-from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
 from tests.single_device_reference import ranks_of
-from tests.tools.squad.small import COLORS, DIGITS, PIECES, small_tokenizer, write_vocab
+from tests.tools.finetune import small_tasks
+from tests.tools.finetune.small_tasks import CONFIG
+from tests.tools.squad.small import COLORS, DIGITS, small_tokenizer, write_vocab
 from tools.convert.__main__ import main as convert
 from tools.finetune import rank_data
 from tools.finetune.__main__ import RankConfig, main
@@ -31,9 +31,6 @@ from tools.finetune.rank_task import RankTask
 from tools.finetune.ranking_metrics import in_rank_order, ranking_metrics
 from tools.predict import load
 
-CONFIG = BertConfig(
-    layers=1, hidden=16, heads=2, vocab=len(PIECES), positions=32, dropout=0.0, attention_dropout=0.0, std=0.3
-)
 Shape = tuple[int, int, int, int]
 
 
@@ -134,25 +131,8 @@ def steps_on(folder: Path, shape: Shape) -> tuple[list[float], dict[str, float]]
 
 
 def steps_of(folder: Path, cube: Cube, padded: bool = False) -> tuple[list[float], dict[str, float]]:
-    """Losses of a few steps of two micro-batches, and metrics."""
     task = task_of(folder, cube, loss="ranknet")
-    cube.manual_seed(0)
-    model = task.make_model(CONFIG, cube)
-    optimizer = LocalSGD(model.parameters(), lr=0.5)
-    losses = []
-    for step in range(2):
-        examples = [task.train[(step * 7 + place) % len(task.train)] for place in range(5)]
-        targets = sum(example.targets for example in examples)
-        total = 0.0
-        for some in (examples[:2], examples[2:]):
-            laid = collate_texts([text for example in some for text in example.texts], cube, alone=padded)
-            loss = task.loss(model, laid, some, targets)
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses, task.evaluate(model).metrics
+    return small_tasks.steps_of(task, cube, lambda query: query.texts, steps=2, micro_batches=(2, 3), padded=padded)
 
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.finetune.ranking_metrics import (
-    in_rank_order,
-    ndcg,
-    ranking_metrics,
-    read_relevance,
-    recall,
-    reciprocal_rank,
-)
+from tools.finetune.ranking_metrics import in_rank_order, ndcg, ranking_metrics, read_relevance, recall, reciprocal_rank
 
 
 def test_one_ranking_by_hand() -> None:

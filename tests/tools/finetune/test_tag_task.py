@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.bert import BertConfig
-from models.bert.text_batches import collate_texts
 from tensor3d import Cube
-from tests.dtensors import LocalSGD
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
-from tests.tools.squad.small import COLORS, DIGITS, PIECES, write_vocab
+from tests.tools.finetune import small_tasks
+from tests.tools.finetune.small_tasks import CONFIG
+from tests.tools.squad.small import COLORS, DIGITS, write_vocab
 from tools.corpus.tokenizers.wordpiece import WordPieceTokenizer
 from tools.finetune.__main__ import TagConfig, main, parse
 from tools.finetune.config import ModelSection, RunSection
@@ -28,9 +27,6 @@ from tools.predict import load
 from tools.tagging.schemes import tag_metrics
 from tools.tagging.windows import WordTags
 
-CONFIG = BertConfig(
-    layers=1, hidden=16, heads=2, vocab=len(PIECES), positions=32, dropout=0.0, attention_dropout=0.0, std=0.3
-)
 Shape = tuple[int, int, int, int]
 
 
@@ -101,25 +97,9 @@ def steps_on(folder: Path, shape: Shape) -> tuple[list[float], dict[str, float]]
 
 
 def steps_of(folder: Path, cube: Cube, padded: bool = False) -> tuple[list[float], dict[str, float]]:
-    """Losses of a few steps of two micro-batches with different numbers of labels, and metrics."""
+    """The micro-batches have different numbers of labels."""
     task = task_of(folder, cube)
-    cube.manual_seed(0)
-    model = task.make_model(CONFIG, cube)
-    optimizer = LocalSGD(model.parameters(), lr=0.5)
-    losses = []
-    for step in range(3):
-        examples = [task.train[(step * 7 + place) % len(task.train)] for place in range(9)]
-        targets = sum(example.targets for example in examples)
-        total = 0.0
-        for some in (examples[:3], examples[3:]):
-            laid = collate_texts([example.text for example in some], cube, alone=padded)
-            loss = task.loss(model, laid, some, targets)
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses, task.evaluate(model).metrics
+    return small_tasks.steps_of(task, cube, lambda window: [window.text], steps=3, micro_batches=(3, 6), padded=padded)
 
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:

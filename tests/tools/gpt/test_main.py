@@ -19,6 +19,7 @@ from tensor3d import Cube
 from tensor3d.data import IndexedDataset, IndexedWriter, SpecialTokens
 from tests.ranks import run_ranks
 from tests.single_device_reference import name_of, ranks_of
+from tests.tools.runs import journal
 from tools.gpt.__main__ import main
 from tools.gpt.train import GptTrainer, TrainCommand, _corpus, packs_of, texts_of
 
@@ -50,7 +51,7 @@ def said(arguments: list[str]) -> str:
 
 
 def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = journal(run)
     assert [(line["kind"], line["step"]) for line in lines] == [
         *(("step", step) for step in range(1, STEPS + 1)),
         ("evaluation", STEPS),

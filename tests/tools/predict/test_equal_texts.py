@@ -51,7 +51,7 @@ def test_what_the_model_reads_differently_is_no_equal_text() -> None:
 @pytest.mark.parametrize("batch_tokens", [1, 10_000])
 def test_vectors_of_equal_texts_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_tokens: int) -> None:
     rounding = Rounding()
-    monkeypatch.setattr("tools.predict.tasks.sentence_vectors", rounding)
+    monkeypatch.setattr("tools.predict.embed.sentence_vectors", rounding)
     model = load(write_models(tmp_path) / "language", "embed", batch_tokens=batch_tokens)
     asked = [LONG, SHORT, LONG, LONG, SHORT]
     long, short, *others = [each.vector for each in model.predict(asked)]
@@ -60,7 +60,7 @@ def test_vectors_of_equal_texts_are_equal(tmp_path: Path, monkeypatch: pytest.Mo
     assert bytes(long) != bytes(short)
     again = model.predict([SHORT])[0].vector
     assert bytes(again) == bytes(short)
-    monkeypatch.setattr("tools.predict.tasks._KEPT_BYTES", 32 * 4)  # of one text: the latest stays
+    monkeypatch.setattr("tools.predict.embed._KEPT_BYTES", 32 * 4)  # of one text: the latest stays
     model.predict([LONG]), model.predict([LONG])
     assert rounding.texts == 2
     model.predict([SHORT]), model.predict([LONG])

@@ -25,9 +25,10 @@ from tests.tools.asked import CONFIG, LABELS, MASKED, QUESTIONS, TEXTS, write_mo
 from tools.corpus.tokenizers.sentencepiece import SentencePieceTokenizer
 from tools.predict import Answered, Classified, Embedded, Filled, Ranked, Scored, Tagged, load
 from tools.predict.__main__ import main
+from tools.predict.fill_mask import FillMask
 from tools.predict.inputs import Query
 from tools.predict.predictor import Predictor, _even
-from tools.predict.tasks import FillMask, Ready, TaskName
+from tools.predict.tasks import Ready, TaskName
 from tools.predict.text_encoder import TextEncoder
 
 Shape = tuple[int, int, int, int]

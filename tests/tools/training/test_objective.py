@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from models.bert import BertForPreTraining
 from models.bert.cost_model.param_shapes import parameters
 from tensor3d import Cube, checkpoint
 from tests.ranks import run_ranks
-from tests.tools.runs import arguments, on_rank
+from tests.tools.runs import arguments, journal, newest, on_rank, resolved
 from tools import pretrain
 from tools.convert.__main__ import main as convert_main
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import TrainConfig, from_table
 from tools.training.data import held_out_data
 from tools.training.resume import check_resume, check_start
 
@@ -41,21 +39,6 @@ MORE = [
 ]
 
 
-def lines(run: Path, kind: str = "step") -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
-
-
-def resolved(run: Path) -> TrainConfig:
-    return from_table(TrainConfig, json.loads((run / "run.json").read_text())["recipe"])
-
-
-def newest(run: Path) -> Path:
-    found = checkpoint.latest(run / "checkpoints")
-    assert found is not None
-    return found
-
-
 @pytest.fixture(scope="module")
 def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on one process; its corpus lies beside it."""
@@ -65,7 +48,7 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_but_masked_tokens_is_learnt(run: Path) -> None:
-    steps, evaluations = lines(run), lines(run, "evaluation")
+    steps, evaluations = journal(run, "step"), journal(run, "evaluation")
     assert (len(steps), len(evaluations)) == (4, 2)
     for each in (*steps, *evaluations):
         assert each["loss"] == each["masked_lm_loss"] > 1
@@ -100,7 +83,7 @@ def test_losses_and_shares_do_not_depend_on_the_cube(
     more = [*MORE, *where, "--run.checkpoint-every", "0"]
     assert run_ranks(ranks, on_rank, recipe, tmp_path / "run", more, run.parent / "corpus") == [0] * ranks
     for kind in ("step", "evaluation"):
-        for ours, theirs in zip(lines(tmp_path / "run", kind), lines(run, kind), strict=True):
+        for ours, theirs in zip(journal(tmp_path / "run", kind), journal(run, kind), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
             assert ours.get("masked_share") == theirs.get("masked_share")
 
@@ -125,7 +108,7 @@ def test_the_library_reads_it_as_a_masked_language_model(run: Path, tmp_path: Pa
                 logits = model.eval()(torch.from_numpy(pack.ids[None, first:end])).logits[0]
             rows, labels = (torch.from_numpy(each[here]) for each in (pack.masked - first, pack.masked_labels))
             total, count = total + float(F.cross_entropy(logits[rows], labels, reduction="sum")), count + len(rows)
-    assert lines(run, "evaluation")[-1]["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert journal(run, "evaluation")[-1]["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
 def test_another_objective_or_share_is_no_continuation(run: Path) -> None:
@@ -157,7 +140,7 @@ def test_the_shipped_recipe_trains_in_small(recipe: Path, tmp_path: Path) -> Non
     end = ["--run.steps", "2", "--run.evaluate-every", "2", "--run.checkpoint-every", "0"]
     more = [*text, *small, *batch, *end]
     assert pretrain.main(arguments(SHIPPED, tmp_path / "run", *more, corpus=tmp_path / "corpus")) == 0
-    steps = lines(tmp_path / "run")
+    steps = journal(tmp_path / "run", "step")
     assert [step["masked_share"] for step in steps] == pytest.approx([0.3, 0.3], abs=0.01)
     # Whole documents, of which several fill a pack.
     assert all(step["fill"] > 0.9 for step in steps)

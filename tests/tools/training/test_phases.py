@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from models.bert.cost_model.param_shapes import parameters
 from tensor3d import Cube, checkpoint
 from tensor3d.optim import Lamb, decay_groups
 from tests.ranks import run_ranks
-from tests.tools.runs import on_rank
+from tests.tools.runs import journal, newest, on_rank, resolved
 from tools import pretrain
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import TrainConfig, from_table, read_config
+from tools.training.config import TrainConfig, read_config
 from tools.training.resume import check_start
 
 RECIPES = Path(__file__).parents[3] / "launch" / "recipes"
@@ -64,12 +63,6 @@ def command(recipe: Path, output: Path, corpus: Path, *more: str) -> list[str]:
     return [str(recipe), "--output", str(output), "--corpus", str(corpus), *more]
 
 
-def logged(run: Path) -> list[dict[str, Any]]:
-    """Steps of a run's journal."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "step"]
-
-
 def state_of(recipe: TrainConfig, folder: Path | None) -> State:
     """Weights and optimiser state by parameter: of a checkpoint, or as they begin."""
     cube = Cube.single()
@@ -79,16 +72,6 @@ def state_of(recipe: TrainConfig, folder: Path | None) -> State:
     if folder is not None:
         checkpoint.load(folder, model, optimizer, cube)
     return {name: {"weight": p.detach(), **optimizer.state[p]} for name, p in model.named_parameters()}
-
-
-def resolved(run: Path) -> TrainConfig:
-    return from_table(TrainConfig, json.loads((run / "run.json").read_text())["recipe"])
-
-
-def newest(run: Path) -> Path:
-    found = checkpoint.latest(run / "checkpoints")
-    assert found is not None
-    return found
 
 
 def test_phase_2_begins_with_weights_and_moments_of_phase_1(first: Path, corpus: Path, short: list[str]) -> None:
@@ -116,12 +99,13 @@ def test_phase_2_has_a_schedule_and_data_of_its_own(first: Path, corpus: Path, s
     run = corpus.parent / "second"
     more = ("--run.steps", "5", "--start-from", str(first))
     assert pretrain.main(command(SECOND, run, corpus, *short, *more)) == 0
-    steps, peak = logged(run), read_config(SECOND).optimizer.lr
+    steps, peak = journal(run, "step"), read_config(SECOND).optimizer.lr
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     # One step of warm-up to the peak, then the root of what is left.
     rates = [step["learning_rate"] for step in steps]
     assert rates == pytest.approx([peak * share**0.5 for share in (1.0, 0.8, 0.6, 0.4, 0.2)])
-    assert steps[0]["masked_lm_loss"] < logged(first)[0]["masked_lm_loss"] - 0.2, "it does not begin from nothing"
+    begin = journal(first, "step")[0]["masked_lm_loss"]
+    assert steps[0]["masked_lm_loss"] < begin - 0.2, "it does not begin from nothing"
     progress = checkpoint.read_progress(newest(run))
     assert progress["step"] == 5
     assert progress["recipe"]["data"]["max_length"] == 256
@@ -176,7 +160,7 @@ def test_both_phases_whole_on_a_cube(tmp_path: Path) -> None:
     assert run_ranks(8, _phase, FIRST, one, corpus, ("--cube", "2x2x2"), timeout=300) == [0] * 8
     more = ("--cube", "1x2x2", "--start-from", str(one))
     assert run_ranks(4, _phase, SECOND, two, corpus, more, timeout=300) == [0] * 4
-    losses = {run: [step["masked_lm_loss"] for step in logged(run)] for run in (one, two)}
+    losses = {run: [step["masked_lm_loss"] for step in journal(run, "step")] for run in (one, two)}
     assert (len(losses[one]), len(losses[two])) == (40, 20)
     assert losses[one][-1] < losses[one][0] - 0.8
     assert losses[two][0] < losses[one][0] - 0.8

@@ -3,7 +3,6 @@ what a dry run says before."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from models.bert.cost_model.electra import electra_parameters
 from models.bert.huggingface import open_weights
 from tensor3d import Cube, CubeShape, checkpoint, local
 from tests.ranks import run_ranks
-from tests.tools.runs import arguments, on_rank
+from tests.tools.runs import arguments, journal, on_rank, resolved
 from tools import pretrain
 from tools.convert.__main__ import main as convert_main
 from tools.corpus.training_corpus import open_corpus
-from tools.training.config import TrainConfig, from_table, read_config
+from tools.training.config import read_config
 from tools.training.estimate import expect, report
 from tools.training.resume import check_resume, check_start
 
@@ -41,15 +40,6 @@ SMALL = {
 }
 
 
-def lines(run: Path, kind: str = "step") -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["kind"] == kind]
-
-
-def resolved(run: Path) -> TrainConfig:
-    return from_table(TrainConfig, json.loads((run / "run.json").read_text())["recipe"])
-
-
 @pytest.fixture(scope="module")
 def more(recipe: Path) -> list[str]:
     """The shipped recipe in small, on a small text."""
@@ -66,7 +56,7 @@ def run(more: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_both_losses_and_shares_are_told(run: Path) -> None:
-    steps, evaluations = lines(run), lines(run, "evaluation")
+    steps, evaluations = journal(run, "step"), journal(run, "evaluation")
     assert (len(steps), len(evaluations)) == (4, 2)
     for each in (*steps, *evaluations):
         assert each["loss"] == pytest.approx(each["masked_lm_loss"] + 50 * each["replaced_token_loss"], rel=1e-5)
@@ -97,13 +87,13 @@ def test_what_is_drawn_does_not_depend_on_the_cube(
     words = [*more, *where, "--run.checkpoint-every", "0"]
     assert run_ranks(ranks, on_rank, SHIPPED, tmp_path / "run", words, run.parent / "corpus") == [0] * ranks
     for kind in ("step", "evaluation"):
-        for ours, theirs in zip(lines(tmp_path / "run", kind), lines(wanted, kind), strict=True):
+        for ours, theirs in zip(journal(tmp_path / "run", kind), journal(wanted, kind), strict=True):
             for name in ("loss", "masked_lm_loss", "replaced_token_loss"):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
             assert ours.get("replaced_share") == theirs.get("replaced_share")
     if ranks == 8:
         expected = expect(resolved(tmp_path / "run"), CubeShape(x=2, y=2, z=2), open_corpus(run.parent / "corpus").info)
-        assert expected.traffic.total() == lines(tmp_path / "run")[0]["bytes_received"]
+        assert expected.traffic.total() == journal(tmp_path / "run", "step")[0]["bytes_received"]
 
 
 def test_a_resumed_run_goes_on_to_the_bit(more: list[str], run: Path, tmp_path: Path) -> None:
@@ -112,7 +102,7 @@ def test_a_resumed_run_goes_on_to_the_bit(more: list[str], run: Path, tmp_path: 
     words = [*more, "--resume", "auto", "--output", str(tmp_path / "run")]
     assert pretrain.main([str(SHIPPED), "--corpus", str(run.parent / "corpus"), *words]) == 0
     for kind in ("step", "evaluation"):
-        for ours, theirs in zip(lines(tmp_path / "run", kind), lines(run, kind), strict=True):
+        for ours, theirs in zip(journal(tmp_path / "run", kind), journal(run, kind), strict=True):
             assert ours["loss"] == theirs["loss"]
             assert ours["replaced_token_accuracy"] == theirs["replaced_token_accuracy"]
 
@@ -301,7 +291,7 @@ def test_parameters_are_those_of_the_model(family: str, settings: ReplacedTokens
 def test_a_dry_run_tells_what_the_run_receives(run: Path) -> None:
     recipe, corpus = resolved(run), open_corpus(run.parent / "corpus").info
     found = expect(recipe, CubeShape(), corpus)
-    step = lines(run)[0]
+    step = journal(run, "step")[0]
     assert found.traffic.total() == step["bytes_received"] == 0
     told = report(recipe, CubeShape(), corpus)
     for words in (

@@ -17,7 +17,6 @@ from tests.ranks import run_ranks
 from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.bench.harness.step_trial import StepTrial, Training
-from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import ModelConfig, PrecisionConfig, SpeedConfig, TrainConfig, read_config
 from tools.training.data import TrainData
@@ -34,14 +33,6 @@ from tools.training.factory import (
 from tools.training.pretraining import PretrainTrainer
 
 QUIET = ["--run.evaluate-every", "0", "--model.dropout", "0", "--model.attention-dropout", "0"]
-
-
-@pytest.fixture(scope="module")
-def corpus(recipe: Path) -> Path:
-    folder = recipe.parent / "corpus"
-    data = read_config(recipe).data
-    prepare(data.source, folder, vocab_size=data.vocab_size, held_out=data.held_out, seed=0)
-    return folder
 
 
 def _without_dropout(recipe: Path, **speed: Any) -> TrainConfig:

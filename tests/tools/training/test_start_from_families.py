@@ -18,7 +18,7 @@ from tensor3d.data.masking import SpecialTokens
 from tests.ranks import run_ranks
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary
 from tests.tools.relatives import write_mpnet_tokenizer
-from tests.tools.runs import WORDS, arguments, on_rank, write_text
+from tests.tools.runs import WORDS, arguments, journal, on_rank, write_text
 from tools import pretrain
 from tools.convert.__main__ import main as convert
 from tools.corpus.__main__ import main as corpus
@@ -225,8 +225,7 @@ def test_on_a_cube(start: Start, tmp_path: Path) -> None:
     for number, (ranks, cube) in enumerate(((1, "1x1x1"), (4, "1x2x2"))):
         run = tmp_path / str(number)
         assert run_ranks(ranks, on_rank, start.recipe, run, [*kept, "--cube", cube], samples) == [0] * ranks
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found.append([line["loss"] for line in lines if line["kind"] == "step"])
+        found.append([line["loss"] for line in journal(run, "step")])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 

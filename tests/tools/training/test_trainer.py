@@ -9,7 +9,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from torch import Tensor
 
 from models.bert import BertForPreTraining
 from tensor3d import Cube, checkpoint, local
+from tests.programs import ran
 from tests.ranks import run_ranks
 from tests.single_device_reference import full
-from tests.tools.runs import arguments, losses
+from tests.tools.runs import arguments, journal, losses
 from tools import pretrain
-from tools.corpus.quick.prepare import prepare
 from tools.corpus.training_corpus import open_corpus
 from tools.training.config import PrecisionConfig, TrainConfig, read_config
 from tools.training.data import TrainData
@@ -33,19 +32,6 @@ from tools.training.resume import POSITIONS
 
 ROOT = Path(__file__).parents[3]
 QUIET = ["--run.evaluate-every", "0", "--run.checkpoint-every", "0"]
-
-
-def journal(run: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
-
-
-@pytest.fixture(scope="module")
-def corpus(recipe: Path) -> Path:
-    folder = recipe.parent / "corpus"
-    data = read_config(recipe).data
-    prepare(data.source, folder, vocab_size=data.vocab_size, held_out=data.held_out, seed=0)
-    return folder
 
 
 # --- steps that are skipped ----------------------------------------------------------------------------------------
@@ -344,9 +330,7 @@ def test_an_evaluation_that_a_signal_breaks_off_comes_first_afterwards(recipe: P
     assert pretrain.main(arguments(recipe, whole, *steady)) == 0
     script = Path(__file__).parent / "stopped.py"
     call = arguments(recipe, run, *steady, "--resume", "auto", "--output", str(run))
-    done = subprocess.run(
-        [sys.executable, str(script), *call], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
+    done = ran([sys.executable, str(script), *call], cwd=ROOT, timeout=120)
     assert done.returncode == 75, done.stderr[-2000:]
     assert [line["step"] for line in journal(run, "step")] == [1, 2, 3]
     assert journal(run, "evaluation") == []

@@ -133,6 +133,16 @@ def listed(option: str, text: str, known: Iterable[str], *, needs: str | None = 
     return names
 
 
+def seeds_of(text: str) -> list[int]:
+    """The numbers of `--seeds`. Raises ValueError for fewer than two, or what is none."""
+    texts = [part.strip() for part in text.split(",")]
+    if not all(each.isdecimal() for each in texts) or len(set(texts)) < max(2, len(texts)):
+        raise ValueError(
+            f"--seeds must be at least two different whole numbers with commas: a deviation needs two. Got {text!r}."
+        )
+    return [int(each) for each in texts]
+
+
 def cubes_of(text: str, data_parallel: int = 1) -> list[CubeShape]:
     """The cubes of XxYxZ,XxYxZ,... Raises ValueError for what is none."""
     return [CubeShape.parse(part, data_parallel) for part in text.split(",")]

@@ -398,14 +398,10 @@ def check_cube(training: RunPlan, shape: CubeShape) -> None:
 
 
 def start_trainings(
-    shape: CubeShape,
-    ways: Mapping[str, Callable[[Cube], Training]],
-    stack: ExitStack,
-    *,
-    cuda: bool | None = None,
+    shape: CubeShape, ways: Mapping[str, Callable[[Cube], Training]], stack: ExitStack
 ) -> dict[str, Group[Training]]:
     """Processes of this machine for each way of training on a cube; they end with the stack."""
-    return {name: start([shape], make, stack, cuda=cuda)[0] for name, make in ways.items()}
+    return {name: start([shape], make, stack)[0] for name, make in ways.items()}
 
 
 def alternate(

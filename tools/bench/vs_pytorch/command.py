@@ -22,7 +22,8 @@ from tools.bench.harness.figures import (
     times,
 )
 from tools.bench.harness.processes import is_shown, start, take_case_turns
-from tools.bench.vs_pytorch.trial import RIVALS, OwnName, RankFacts, RivalsTrial, Sizes, Type, What, Work, copied_cube
+from tools.bench.vs_pytorch.trial import RIVALS, OwnName, RankFacts, RivalsTrial, copied_cube
+from tools.bench.vs_pytorch.work import Sizes, Type, What, Work
 from tools.common.bounds import AtLeast
 
 # --- The figures of `bench rivals`, made of what all ranks noted in all rounds ----------------------------------------

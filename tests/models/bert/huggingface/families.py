@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from models.bert import (
@@ -23,10 +24,13 @@ from models.bert import (
     TextBatch,
     collate_texts,
 )
+from models.bert.huggingface import export_huggingface, open_weights
 from models.bert.tasks import class_logits, span_logits, tag_logits
 from tensor3d import Cube, gather
-from tests.models.bert.huggingface.subject import gradient_errors, gradients
+from tests.default_type import default_type
+from tests.models.bert.huggingface.subject import gradient_errors, gradients, same, saved, values
 from tests.models.toy import Shape
+from tests.ranks import run_ranks
 from tests.single_device_reference import error, ranks_of
 
 FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert", "XLMRobertaXL")
@@ -224,12 +228,8 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
     for number, (family, kind) in enumerate(cases):
         name = f"{family}{kind}"
         wanted, theirs = torch.load(folder / name / "wanted")
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)  # made in this type: converting a DTensor takes half a minute a model
-        try:
+        with default_type(dtype):  # made in this type: converting a DTensor takes half a minute a model
             ours = OURS[kind].from_pretrained(folder / name, cube).eval()
-        finally:
-            torch.set_default_dtype(before)
         got = cube_step(ours, kind, texts_for(drawn(family, kind, shape, number)), cube)
         assert got.keys() == wanted.keys() - ({"logits"} if kind == "ForMaskedLM" else set())
         found = {key: error(value, wanted[key], key) for key, value in got.items()}
@@ -244,3 +244,23 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
         found |= gradient_errors(mine, theirs)
         errors |= {f"{name}: {key}": value for key, value in found.items()}
     return errors
+
+
+def check_bits_on_a_cube(folder: Path, family: str, shape: Shape) -> None:
+    """A classifier of the library is the same on a cube as on one device, and what the cube writes has its bits."""
+    kind = "ForSequenceClassification"
+    saved(folder / "there", f"{family}{kind}", **drawn(family, kind, shape, 0))
+    run_ranks(ranks_of(shape), _there_and_back, folder, shape)
+    there, back = (load_file(folder / name / "model.safetensors") for name in ("there", "back"))
+    assert same(back, there)
+
+
+def _there_and_back(folder: Path, shape: Shape) -> None:
+    cube = Cube(*shape)
+    weights = open_weights(folder / "there")
+    cube.manual_seed(0)
+    model = BertForSequenceClassification.from_pretrained(folder / "there", cube)
+    alone = BertForSequenceClassification.from_pretrained(folder / "there", Cube.single())
+    assert same(values(model, cube), values(alone))
+    told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
+    export_huggingface(model, cube, folder / "back", **told)

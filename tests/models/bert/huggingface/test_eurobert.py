@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.bert import BertConfig, BertForSequenceClassification, export_huggingface, open_weights
+from models.bert import BertConfig, export_huggingface, open_weights
 from models.bert.huggingface.config import CONFIG, config_from, settings_of
 from tensor3d import Cube
-from tests.models.bert.huggingface.families import EUROBERT, OURS, drawn
-from tests.models.bert.huggingface.subject import same, saved, values
+from tests.models.bert.huggingface.families import EUROBERT, OURS, check_bits_on_a_cube, drawn
+from tests.models.bert.huggingface.subject import saved
 from tests.models.toy import Shape
-from tests.ranks import run_ranks
 
 transformers = pytest.importorskip("transformers")
 WITH_EUROBERT = pytest.mark.skipif(
@@ -117,27 +116,11 @@ def test_what_it_does_not_have_here_is_refused_by_name(changes: dict[str, Any], 
         read(**changes)
 
 
-def on_a_cube(folder: Path, shape: Shape) -> None:
-    cube = Cube(*shape)
-    weights = open_weights(folder / "there")
-    cube.manual_seed(0)
-    model = BertForSequenceClassification.from_pretrained(folder / "there", cube)
-    alone = BertForSequenceClassification.from_pretrained(folder / "there", Cube.single())
-    assert same(values(model, cube), values(alone))
-    told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
-    export_huggingface(model, cube, folder / f"back {shape}", **told)
-
-
 @WITH_EUROBERT
 @pytest.mark.parametrize("shape", [(1, 2, 1, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.slow)], ids=str)
 def test_bits_on_cubes(tmp_path: Path, shape: Shape) -> None:
-    kind = "ForSequenceClassification"
-    settings = drawn(EUROBERT, kind, shape, 0)
-    saved(tmp_path / "there", f"{EUROBERT}{kind}", **settings)
+    check_bits_on_a_cube(tmp_path, EUROBERT, shape)
     assert open_weights(tmp_path / "there").config.pooling == "late"
-    run_ranks(shape[0] * shape[1] * shape[2] * shape[3], on_a_cube, tmp_path, shape)
-    theirs = load_file(tmp_path / "there" / "model.safetensors")
-    assert same(load_file(tmp_path / f"back {shape}" / "model.safetensors"), theirs)
 
 
 @WITH_EUROBERT

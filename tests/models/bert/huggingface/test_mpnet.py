@@ -26,10 +26,9 @@ from models.bert import (
 from models.bert.cost_model.param_shapes import parameters
 from models.bert.huggingface.config import CONFIG, config_from, settings_of
 from tensor3d import Cube
-from tests.models.bert.huggingface.families import MPNET, OURS, drawn
-from tests.models.bert.huggingface.subject import same, saved, values
+from tests.models.bert.huggingface.families import MPNET, OURS, check_bits_on_a_cube, drawn
+from tests.models.bert.huggingface.subject import saved
 from tests.models.toy import FAMILIES, Shape, lay, totals, toy_config, toy_packs
-from tests.ranks import run_ranks
 from tools.finetune.trainer import depth_of
 from tools.training.config import ModelConfig, SpeedConfig, TrainConfig
 from tools.training.factory import check_attention
@@ -99,27 +98,11 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], message: st
         config_from(PUBLISHED | changes, Path(CONFIG))
 
 
-def on_a_cube(folder: Path, shape: Shape) -> None:
-    cube = Cube(*shape)
-    weights, model = (
-        open_weights(folder / "there"),
-        BertForSequenceClassification.from_pretrained(folder / "there", cube),
-    )
-    alone = BertForSequenceClassification.from_pretrained(folder / "there", Cube.single())
-    assert same(values(model, cube), values(alone))
-    told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
-    export_huggingface(model, cube, folder / f"back {shape}", **told)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 2, 1, 1)], ids=str)
 def test_bits_on_cubes(tmp_path: Path, shape: Shape) -> None:
-    kind = "ForSequenceClassification"
-    saved(tmp_path / "there", f"{MPNET}{kind}", **drawn(MPNET, kind, shape, 0))
-    run_ranks(shape[0] * shape[1] * shape[2] * shape[3], on_a_cube, tmp_path, shape)
-    theirs = load_file(tmp_path / "there" / "model.safetensors")
-    assert "mpnet.encoder.relative_attention_bias.weight" in theirs
-    assert same(load_file(tmp_path / f"back {shape}" / "model.safetensors"), theirs)
+    check_bits_on_a_cube(tmp_path, MPNET, shape)
+    assert "mpnet.encoder.relative_attention_bias.weight" in load_file(tmp_path / "there" / "model.safetensors")
 
 
 def test_what_else_a_file_may_have_and_may_not(tmp_path: Path) -> None:

@@ -14,17 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.bert import BertConfig, BertForSequenceClassification, BertModel, export_huggingface, open_weights
+from models.bert import BertConfig, BertModel, export_huggingface, open_weights
 from models.bert.cost_model.param_shapes import parameters
 from models.bert.huggingface.architectures import ARCHITECTURES
 from models.bert.huggingface.config import CONFIG, config_from, settings_of
 from models.bert.model import rotary_layer
 from tensor3d import Cube, GatedMLP3D
 from tensor3d.ops.rotary import frequencies
-from tests.models.bert.huggingface.families import OURS, drawn
+from tests.models.bert.huggingface.families import OURS, check_bits_on_a_cube, drawn
 from tests.models.bert.huggingface.subject import same, saved, values
 from tests.models.toy import Shape
-from tests.ranks import run_ranks
 
 transformers = pytest.importorskip("transformers")
 
@@ -238,25 +237,11 @@ def test_files_of_their_authors_are_the_same_model(tmp_path: Path, family: str, 
         assert same(dict(again.state_dict()), dict(twin.state_dict()))
 
 
-def on_a_cube(folder: Path, shape: Shape) -> None:
-    cube = Cube(*shape)
-    weights = open_weights(folder / "there")
-    model = BertForSequenceClassification.from_pretrained(folder / "there", cube)
-    alone = BertForSequenceClassification.from_pretrained(folder / "there", Cube.single())
-    assert same(values(model, cube), values(alone))
-    told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
-    export_huggingface(model, cube, folder / f"back {shape}", **told)
-
-
 @WITH_ALL
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["NomicBert", "Gte"])
 def test_bits_on_cubes(tmp_path: Path, family: str) -> None:
-    kind, shape = "ForSequenceClassification", (2, 2, 2, 1)
-    saved(tmp_path / "there", f"{family}{kind}", **drawn(family, kind, shape, 0))
-    run_ranks(8, on_a_cube, tmp_path, shape)
-    theirs = load_file(tmp_path / "there" / "model.safetensors")
-    assert same(load_file(tmp_path / f"back {shape}" / "model.safetensors"), theirs)
+    check_bits_on_a_cube(tmp_path, family, (2, 2, 2, 1))
 
 
 @WITH_ALL

@@ -19,7 +19,8 @@ from tensor3d.distributed.collectives import all_to_all
 from tests.single_device_reference import error, full
 from tools.bench.vs_pytorch.plain_bert import PlainBert, copy_weights
 from tools.bench.vs_pytorch.strategies import CollectiveCount
-from tools.bench.vs_pytorch.trial import RIVALS, Implementation, What, Work, make_ours, make_rival, plain_batch
+from tools.bench.vs_pytorch.trial import RIVALS, Implementation, make_ours, make_rival
+from tools.bench.vs_pytorch.work import What, Work, plain_batch
 
 CONFIG = BertConfig(
     layers=2, hidden=16, heads=4, inner=24, vocab=67, positions=8, dropout=0.0, attention_dropout=0.0, std=0.2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,8 @@ from tools.bench.harness.figures import cells, header
 from tools.bench.vs_pytorch import command
 from tools.bench.vs_pytorch.command import RivalFigures, RivalsCommand, faults, figures, loss_difference
 from tools.bench.vs_pytorch.plain_bert import PlainBert, PlainLayer, copy_weights
-from tools.bench.vs_pytorch.trial import (
-    RIVALS,
-    Implementation,
-    RankFacts,
-    packed_batch,
-    packed_hidden,
-    plain_batch,
-    resting_bytes,
-    whole_hidden,
-)
+from tools.bench.vs_pytorch.trial import RIVALS, Implementation, RankFacts, resting_bytes
+from tools.bench.vs_pytorch.work import packed_batch, packed_hidden, plain_batch, whole_hidden
 
 # The plain model
 
@@ -47,14 +38,7 @@ def disturbed(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("in_double")
+@pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_the_plain_model_is_ours(activation: Any) -> None:
     config = dataclasses.replace(CONFIG, activation=activation)
@@ -70,7 +54,7 @@ def test_the_plain_model_is_ours(activation: Any) -> None:
     assert max(gradient_errors(plain, ours).values()) <= 1e-9
 
 
-@pytest.mark.usefixtures("in_double")
+@pytest.mark.usefixtures("fp64")
 def test_the_plain_layer_is_ours() -> None:
     work, cube = work_of("layer"), Cube.single()
     ours = disturbed(TransformerLayer3D(CONFIG.hidden, CONFIG.heads, cube, CONFIG.inner_size, std=CONFIG.std))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
 from tests.tools.corpus.counting import WORDS, Shout, shout
 from tools.corpus.pipeline import BadInput, draft, fingerprint_file, local_team, read_manifest
 from tools.corpus.pipeline.step import Stage
@@ -244,12 +245,7 @@ def test_nobody_reading_is_no_success(tmp_path: Path) -> None:
     """Progress goes to a pipe that is closed: the step fails, and says so by its status."""
     script = f"{sys.executable} -m tools.corpus extract {tmp_path}/in.txt --output {tmp_path}/out"
     (tmp_path / "in.txt").write_text("One document.\n\nAnother one.\n")
-    done = subprocess.run(
-        ["bash", "-c", f"{script} > /dev/null 2> >(exec 0<&-; sleep 0.1); echo $?"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = ran(["bash", "-c", f"{script} > /dev/null 2> >(exec 0<&-; sleep 0.1); echo $?"], cwd=ROOT)
     assert (done.stdout.strip() == "0") == (tmp_path / "out").exists()
 
 

@@ -8,12 +8,12 @@ import math
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from tests.tools.bench.measured import STEP, Outcome, evaluation, step
+from tests.tools.runs import journal
 from tools.common.log import start_logging
 from tools.training.metrics import ConsoleLogger, MemoryMetrics, console, first_step, read_journal
 from tools.training.metrics.jsonl import JsonlLogger
@@ -22,10 +22,6 @@ from tools.training.metrics.jsonl import JsonlLogger
 def show(folder: Path, first_step: int = 0, log_every: int = 1) -> ConsoleLogger:
     start_logging()
     return ConsoleLogger(directory=folder, steps=10, first_step=first_step, shown=True, log_every=log_every)
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def board(folder: Path, tag: str) -> dict[int, float]:
@@ -41,9 +37,9 @@ def test_a_journal_has_all_digits_and_every_kind(tmp_path: Path) -> None:
         shown.memory(MemoryMetrics(step=1, peak_bytes=[10, 30]))
         shown.checkpoint(Outcome())
         shown.event("loss spike", loss=9.5, ranks=[0, 1])
-        assert len(lines(tmp_path)) == 5, "a line is readable as soon as it is written"
+        assert len(journal(tmp_path)) == 5, "a line is readable as soon as it is written"
         shown.flush()
-    found = lines(tmp_path)
+    found = journal(tmp_path)
     assert [line["kind"] for line in found] == ["step", "evaluation", "memory", "checkpoint", "event"]
     assert found[0]["loss"] == 0.1 + 0.2 != 0.3
     assert found[0]["mfu"] is None
@@ -65,7 +61,7 @@ def test_tensorboard_has_every_nth_step_and_the_journal_all(tmp_path: Path) -> N
         for number in range(1, 11):
             shown.step(step(number))
     assert list(board(tmp_path, "loss/total")) == [4, 8, 10]
-    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 11))
+    assert [line["step"] for line in journal(tmp_path)] == list(range(1, 11))
 
 
 def test_what_is_not_finite_is_valid_json_and_can_be_read_back(tmp_path: Path) -> None:
@@ -103,7 +99,7 @@ def test_a_run_resumed_when_the_clock_was_set_back_hides_no_point(
     with show(tmp_path, first_step=1) as shown:
         shown.step(step(2))
     assert list(board(tmp_path, "loss/total")) == [1, 2]
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert [line["step"] for line in journal(tmp_path)] == [1, 2]
 
 
 def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
@@ -115,13 +111,13 @@ def test_resuming_cuts_off_later_steps_and_keeps_events(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "step", "step": 7, "lo')  # of the moment of the kill
     with show(tmp_path, first_step=4) as shown:
-        assert [(line["kind"], line["step"]) for line in lines(tmp_path)] == [
+        assert [(line["kind"], line["step"]) for line in journal(tmp_path)] == [
             *(("step", number) for number in range(1, 5)),
             ("event", 6),
         ]
         for number in (5, 6, 7):
             shown.step(step(number, loss=2.0))
-    steps = [line for line in lines(tmp_path) if line["kind"] == "step"]
+    steps = journal(tmp_path, "step")
     assert [(line["step"], line["loss"]) for line in steps] == [
         *((number, 1.0) for number in range(1, 5)),
         *((number, 2.0) for number in (5, 6, 7)),
@@ -221,7 +217,7 @@ def test_a_folder_that_is_removed_is_made_again_before_the_next_checkpoint(
             if number == 2:
                 shutil.rmtree(run)
     assert capsys.readouterr().err.count(f"{run / 'metrics.jsonl'} was removed: it begins anew after step 3.") == 1
-    assert [line["step"] for line in lines(run)] == [4]
+    assert [line["step"] for line in journal(run)] == [4]
     assert list(board(run, "loss/total")) == [4]
     assert (run / "run.json").exists()
 
@@ -246,7 +242,7 @@ def test_a_failed_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         "step 2: NO CHECKPOINT: rank 3: No space left on device. Weights and the checkpoints before"
         in capsys.readouterr().err
     )
-    assert lines(tmp_path)[0]["error"] == "rank 3: No space left on device."
+    assert journal(tmp_path)[0]["error"] == "rank 3: No space left on device."
 
 
 def test_a_rank_that_shows_nothing_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
