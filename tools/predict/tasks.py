@@ -52,7 +52,7 @@ from tools.predict.text_encoder import TextEncoder, TooLong
 from tools.predict.vector_search import nearest
 from tools.squad import AnswerSettings, answer_questions
 from tools.squad.windows import parts_of
-from tools.tagging.schemes import OUTSIDE, entities
+from tools.tagging.schemes import entities
 from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
 
 TaskName = Literal["fill-mask", "score", "classify", "answer", "tag", "rank", "embed"]
@@ -577,7 +577,7 @@ class Tag(PredictTask[TagText, Tagged]):
         return [self._tagged(each.text, tags) for each, tags in zip(batch, found, strict=True)]
 
     def _tagged(self, text: WordText, found: WordTags) -> Tagged:
-        tags = found.names(self.labels, OUTSIDE)
+        tags = found.names(self.labels, self.settings.scheme)
         spans = []
         starts, ends = text.starts.tolist(), text.ends.tolist()
         sums = np.cumsum(np.concatenate(([0.0], found.probabilities)), dtype=np.float64).tolist()
