@@ -62,7 +62,7 @@ options='--hosts=hosts --hostfile=hostfile --per-node=per_node --mpirun=mpirun -
 read_hosts() {
     names=()
     slots=
-    local line words name rest count
+    local line words name rest count twice
     if [ -n "$hostfile" ]; then
         [ -z "$hosts" ] || refuse "--hosts and --hostfile exclude each other. Choose one."
         [ -f "$hostfile" ] || refuse "--hostfile '$hostfile' does not exist."
@@ -90,12 +90,10 @@ read_hosts() {
     fi
     for name in ${names[@]+"${names[@]}"}; do
         [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || refuse "a host is a name or an address. Got '$name'."
-        times=0
-        for other in "${names[@]}"; do
-            [ "$other" != "$name" ] || times=$((times + 1))
-        done
-        [ "$times" -eq 1 ] || refuse "host $name is given twice. Every node is one host."
     done
+    # Names of hosts know no case.
+    twice=$(printf '%s\n' ${names[@]+"${names[@]}"} | tr '[:upper:]' '[:lower:]' | sort | uniq -d)
+    [ -z "$twice" ] || refuse "host ${twice%%$'\n'*} is given twice. Every node is one host."
 }
 
 # Which MPI `mpirun` belongs to, into `kind` and `major`; the library beside it, into `library`.

@@ -98,7 +98,8 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
         if wrong or len(words) > 2 or (len(words) == 2 and count is None):
             where = "--hosts" if hostfile is None else f"{hostfile}, line {number}"
             raise ValueError(f"{where}: a host is written NAME, NAME slots=N or NAME:N. Got {line!r}.")
-        if words[0] in slots:
+        # Names of hosts know no case, the user before one does.
+        if _same(words[0]) in map(_same, hosts):
             raise ValueError(f"host {words[0]} stands there twice. Every node is one host.")
         hosts.append(words[0])
         slots[words[0]] = count[1] if count else None
@@ -109,6 +110,12 @@ def read_hosts(names: str | None, hostfile: Path | None) -> tuple[list[str], int
         raise ValueError(f"every host needs the same slots, because every node has as many processes. Got {told}.")
     each = slots[hosts[0]]
     return hosts, None if each is None else int(each)
+
+
+def _same(host: str) -> str:
+    """Equal for names of one host."""
+    user, at, name = host.rpartition("@")
+    return f"{user}{at}{name.lower()}"
 
 
 def _address(host: str) -> str:

@@ -102,10 +102,20 @@ def advice(module: nn.Module) -> str:
         return "rules.embedding() or, with few rows, rules.table() is for it"
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or type(module).__name__.endswith("RMSNorm"):
         return "rules.norm(face) is for it"
+    if not has_forward(module):
+        return (
+            "It has no forward that rules.wrapped could run: hold the parameters in the module whose forward uses them "
+            "or say with rules.replace(build) what takes that module's place"
+        )
     return (
         'rules.wrapped({"name": vector(face)}) is for elementwise code with parameters along the columns of a face, '
         f"rules.replace(build) for a 3-D module of your own. {replicated}"
     )
+
+
+def has_forward(module: nn.Module) -> bool:
+    """No nn.ParameterList has, nor an nn.ModuleList: another module's code uses what they hold."""
+    return type(module).forward is not nn.Module.forward
 
 
 def check_type(module: nn.Module, name: str, kind: object, types: tuple[type[nn.Module], ...]) -> None:

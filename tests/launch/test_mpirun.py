@@ -185,6 +185,7 @@ def test_the_library_beside_mpirun_is_the_one_that_is_taken(checkout: Path) -> N
         ("--hosts 'a\nb' small.toml", "names with commas between them, in one line. Got $'a\\nb'"),
         ("--hosts a,b,a small.toml", "host a is given twice"),
         ("--hosts a,a small.toml", "host a is given twice"),
+        ("--hosts a,A small.toml", "host a is given twice"),
         ("--hosts a --hostfile bad small.toml", "--hosts and --hostfile exclude each other"),
         ("--hostfile missing small.toml", "--hostfile 'missing' does not exist"),
         ("--hostfile bad small.toml", "NAME slots=N or NAME:N. Got 'b max_slots=2'"),

@@ -130,6 +130,7 @@ def test_nothing_stays_behind_a_command_that_ends_by_itself(tmp_path: Path) -> N
     [
         ("", "names no host"),
         ("a\na\n", "host a stands there twice"),
+        ("me@Node-1\nme@node-1\n", "host me@node-1 stands there twice"),
         ("a slots=4\nb\n", "needs the same slots.*a: 4, b: none given"),
         ("a slots=four\n", "line 1: a host is written NAME, NAME slots=N or NAME:N. Got 'a slots=four'"),
         ("a 4 5\n", "Got 'a 4 5'"),

@@ -233,10 +233,10 @@ def check_is_library(folder: Path) -> None:
 
 
 def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
-    """What the config.json says of tokens; the library's EuroBERT and MPNet have ids of their own tokenizers by
-    default."""
+    """What the config.json says of tokens; the library's EuroBERT, MPNet and RoBERTas have ids of their own tokenizers
+    by default."""
     ids = {"pad_token_id": special.pad}
-    if config.family in ("eurobert", "mpnet"):
+    if config.family in ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "eurobert"):
         ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
     return ids | ({"mask_token_id": special.mask} if config.family == "eurobert" else {})
 

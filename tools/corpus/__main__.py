@@ -32,12 +32,18 @@ class Entry:
     module: str
     options: str
     function: str
+    goes_on: bool = True
+    """Whether what was done before an interrupt is kept."""
 
 
 STEPS: Mapping[str, Entry] = MappingProxyType(
     {
         "prepare": Entry(
-            "a small corpus in one go, as pre-training does it", "tools.corpus.quick.prepare", "PrepareCommand", "run"
+            "a small corpus in one go, as pre-training does it",
+            "tools.corpus.quick.prepare",
+            "PrepareCommand",
+            "run",
+            goes_on=False,
         ),
         "download": Entry(
             "a Wikipedia dump, or files by their URLs", "tools.corpus.download.step", "DownloadOptions", "download"
@@ -61,7 +67,11 @@ STEPS: Mapping[str, Entry] = MappingProxyType(
             "packed training sequences in shards", "tools.corpus.samples.step", "SamplesOptions", "samples"
         ),
         "inspect": Entry(
-            "what any of these folders holds", "tools.corpus.inspect.command", "InspectOptions", "inspect"
+            "what any of these folders holds",
+            "tools.corpus.inspect.command",
+            "InspectOptions",
+            "inspect",
+            goes_on=False,
         ),
     }
 )
@@ -82,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(name, rest, verbose=verbose)
     except KeyboardInterrupt:
-        _log.error("interrupted; the same command goes on from here")
+        _log.error("interrupted; the same command %s", "goes on from here" if STEPS[name].goes_on else "begins afresh")
         return 130
 
 

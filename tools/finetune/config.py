@@ -49,9 +49,11 @@ class ModelSection:
 
     def __post_init__(self) -> None:
         if (self.start_from is None) == (self.vocab is None):
+            way = " One that the recipe or the default has is left out by None: --model.vocab None, or "
+            way = "" if self.vocab is None else f"{way}--model.start-from None."
             raise ValueError(
                 "model.start_from names a folder with weights and a tokenizer, model.vocab the tokenizer of a model "
-                f"with random weights: give one of them. Got {self.start_from!r} and {self.vocab!r}."
+                f"with random weights: give one of them. Got {self.start_from!r} and {self.vocab!r}.{way}"
             )
         check_bounds(self, "model")
         check_kept(self.keep_budget, self.reshard_after_forward)

@@ -114,8 +114,8 @@ def _part(sentences: Sequence[Sentence], tokenizer: Tokenizer) -> tuple[Part, li
     shared = sum(int((np.diff(own.first[own.first >= 0]) == 0).sum()) for own in pieces)
     named = tokenizer.count_named(text.text for text in texts)
     numbers = (
-        (without, f"words have no token: no tag is learnt of them, and they are tagged {OUTSIDE}"),
-        (shared, "words begin in a token of the word before, which learns that one's tag"),
+        (without, f"words have no token: no tag is learnt of them, and they are {OUTSIDE} where no entity goes on"),
+        (shared, "words begin in a token of the word before, which learns that one's tag, and go on what it begins"),
         (named, "texts have the names of special tokens in them (data.special_tokens)"),
     )
     tags = None if sentences[0].tags is None else [sentence.tags or () for sentence in sentences]
@@ -222,7 +222,7 @@ class TagTask:
         return {} if self._data.special_tokens == "text" else {"special_tokens": self._data.special_tokens}
 
     def _names(self, outputs: Sequence[WordTags]) -> list[list[str]]:
-        return [each.names(self.labels, OUTSIDE) for each in outputs]
+        return [each.names(self.labels, self._scheme) for each in outputs]
 
     def _written(self, best: Evaluation, folder: Path) -> list[Path]:
         files = []

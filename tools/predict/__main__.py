@@ -271,7 +271,7 @@ class PredictCommand(CubeCommand):
 class FillMaskCommand(PredictCommand):
     """The likeliest pieces for the places that [MASK], or the tokenizer's own name of it, marks in a text.
 
-    {"text": ...} to {"text": filled, "masks": [[{"piece", "id", "probability"}, ...], ...]}
+    {"text": ...} to {"text": filled, "masks": [[{"piece", "id", "probability", "text"}, ...], ...]}
     """
 
     task = "fill-mask"

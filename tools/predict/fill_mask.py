@@ -113,6 +113,7 @@ class FillMask(TextTask[Filled]):
                     piece=self.reader.tokenizer.pieces([number])[0] if number < known else "",
                     id=number,
                     probability=probability,
+                    text=self.reader.tokenizer.decode([number]) if number < known else "",
                 )
                 for number, probability in zip(numbers, chances, strict=True)
             )

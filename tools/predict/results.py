@@ -23,6 +23,13 @@ class Piece:
     """As the vocabulary has it."""
     id: int
     probability: float
+    text: str
+    """In letters: a vocabulary of bytes has them in letters of its own."""
+
+    def in_words(self) -> str:
+        """The piece, with its text where that cannot be read off it."""
+        text = self.text.strip()
+        return self.piece if text in self.piece or "\ufffd" in text else f"{self.piece}  {text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,7 @@ class Filled:
         lines = [self.text]
         for number, pieces in enumerate(self.masks, start=1):
             lines += [f"  mask {number}:"] if len(self.masks) > 1 else []
-            lines += [f"  {found.probability:7.2%}  {found.piece}" for found in pieces]
+            lines += [f"  {found.probability:7.2%}  {found.in_words()}" for found in pieces]
         return lines
 
 

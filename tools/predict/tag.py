@@ -14,7 +14,7 @@ from tools.predict.results import Tagged, TaggedSpan
 from tools.predict.tasks import PredictTask, Ready, problem_of
 from tools.predict.text_encoder import TooLong
 from tools.squad.windows import parts_of
-from tools.tagging.schemes import OUTSIDE, entities
+from tools.tagging.schemes import entities
 from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
 
 
@@ -82,7 +82,7 @@ class Tag(PredictTask[TagText, Tagged]):
         return [self._tagged(each.text, tags) for each, tags in zip(batch, found, strict=True)]
 
     def _tagged(self, text: WordText, found: WordTags) -> Tagged:
-        tags = found.names(self.labels, OUTSIDE)
+        tags = found.names(self.labels, self.settings.scheme)
         spans = []
         starts, ends = text.starts.tolist(), text.ends.tolist()
         sums = np.cumsum(np.concatenate(([0.0], found.probabilities)), dtype=np.float64).tolist()

@@ -20,7 +20,16 @@ from tools.corpus.tokenizers import Tokenizer, load_tokenizer
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.packing.histogram import read_histogram
-from tools.squad.dataset import Bad, Question, read_odds, read_predictions, read_questions, read_references, write_json
+from tools.squad.dataset import (
+    Bad,
+    Question,
+    read_odds,
+    read_predictions,
+    read_questions,
+    read_references,
+    warn_of_unasked,
+    write_json,
+)
 from tools.squad.scoring import best_thresholds, score, without_answer
 from tools.squad.windows import AnswerSettings, make_windows
 
@@ -131,6 +140,7 @@ class ScoreCommand:
         if scores.missing:
             missing = next(question.id for question in found.questions if question.id not in predictions)
             _log.warning("warning: %d questions have no prediction and score 0, such as %r", scores.missing, missing)
+        warn_of_unasked(self.predictions, predictions, found.questions)
         summary = scores.summary(impossible=found.impossible)
         if self.null_odds is not None:
             odds = read_odds(self.null_odds, found.questions)

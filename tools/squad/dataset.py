@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from tools.common.files import is_unicode, parsed_json, read_file, write_file
 from tools.squad.decode import Choice
 from tools.squad.windows import AnswerSettings
+
+_log = logging.getLogger(__name__)
 
 Bad = Literal["refuse", "skip"]
 """What becomes of a file with a question whose answer does not occur in its context: an error, or the question is left
@@ -299,7 +302,7 @@ def read_predictions(path: Path) -> dict[str, str]:
 
 
 def read_odds(path: Path, questions: Sequence[Question]) -> NDArray[np.float64]:
-    """Odds of "no answer" of each question.
+    """Odds of "no answer" of each question. A warning says of how many others there are any.
 
     Raises:
         ValueError: no such file, invalid JSON, something else in it, or a question is missing.
@@ -312,7 +315,20 @@ def read_odds(path: Path, questions: Sequence[Question]) -> NDArray[np.float64]:
         # A comparison with NaN is false, whichever way.
         if not abs(odds := table[question.id]) <= sys.float_info.max:
             raise ValueError(f"{path}: the odds of question {question.id!r} must be a finite number. Got {odds!r:.60}.")
+    warn_of_unasked(path, table, questions)
     return np.array([table[question.id] for question in questions], dtype=np.float64)
+
+
+def warn_of_unasked(path: Path, ids: Iterable[str], questions: Sequence[Question]) -> None:
+    """Of what a file has about questions that nobody asks, as where it belongs to another file of questions."""
+    asked = {question.id for question in questions}
+    if others := [number for number in ids if number not in asked]:
+        _log.warning(
+            "warning: %s has %d ids that no question has, such as %r: what it says of them counts nowhere",
+            path,
+            len(others),
+            others[0],
+        )
 
 
 def _table(path: Path, kind: type | tuple[type, ...], what: str) -> dict[str, Any]:

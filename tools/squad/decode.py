@@ -18,6 +18,7 @@ from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.log import progress as progress_of
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import is_mark
 from tools.squad.windows import AnswerSettings, Passage, Windows, make_windows, most_context
 
 
@@ -144,7 +145,7 @@ def _best(
         top = top[np.lexsort((top, -flat[top]))]
         for place in top[np.isfinite(flat[top])].tolist():
             row, more = divmod(place, table.shape[1])
-            start, end = int(passage.starts[rows[row]]), int(passage.ends[rows[row + more]])
+            start, end = int(passage.starts[rows[row]]), _end(passage, context, int(rows[row + more]))
             text = context[start:end]
             # Tokens of some vocabularies hold the space before a word.
             start += len(text) - len(text.lstrip())
@@ -162,6 +163,16 @@ def _best(
         if asked == len(flat):
             return list(found.values())
         asked *= 4
+
+
+def _end(passage: Passage, context: str, token: int) -> int:
+    """Where an answer ends that ends in this token: behind the marks, too, that a tokenizer without accents drops,
+    as a vowel sign of Thai or Hindi is."""
+    end = int(passage.ends[token])
+    next_start = int(passage.starts[token + 1]) if token + 1 < len(passage.starts) else len(context)
+    while end < next_start and is_mark(context[end]):
+        end += 1
+    return end
 
 
 def _null(scores: NDArray[np.float64]) -> Candidate:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 Scheme = Literal["iob1", "iob2", "iobes", "plain"]
@@ -79,6 +79,18 @@ def tags_of(found: Iterable[Entity], words: int, scheme: Scheme) -> list[str]:
 def repaired(tags: Sequence[str], scheme: Scheme) -> list[str]:
     """The same entities as the scheme spells them: the same tags where they keep to it."""
     return tags_of(entities(tags, scheme), len(tags), scheme)
+
+
+def going_on(tag: str, scheme: Scheme, known: Collection[str]) -> str:
+    """The tag of a word that goes on what the word before, with this tag, may have begun.
+
+    Args:
+        known: the tags that there are; O where none of them goes on.
+    """
+    prefix, label = _parts(tag, scheme)
+    if scheme == "plain" or prefix not in ("B", "I"):
+        return tag if scheme == "plain" else OUTSIDE
+    return next((name for name in (f"I-{label}", f"E-{label}") if name in known), OUTSIDE)
 
 
 def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:

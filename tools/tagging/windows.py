@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from tensor3d.data.packed_batch import IGNORED
 from tools.common.bounds import AtLeast, check_bounds
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
-from tools.corpus.tokenizers.base import is_of_word
+from tools.corpus.tokenizers.base import is_mark, is_of_word
 from tools.squad.windows import most_context, parts_of
-from tools.tagging.schemes import SCHEMES, Scheme, detect_scheme, has_prefix
+from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, entities, going_on, has_prefix
 
 FACTS = "tag"
 """Where `facts` of a model.json keep these settings."""
@@ -101,11 +102,14 @@ class WordText:
     @classmethod
     def of_text(cls, text: str) -> WordText:
         """Words are of letters, marks and digits; any other character but a space is a word by itself, and so is each
-        one of a script without spaces."""
+        one of a script without spaces. Marks and joiners belong to the character before them."""
         starts: list[int] = []
         ends: list[int] = []
         goes_on = False
         for place, character in enumerate(text):
+            if ends and ends[-1] == place and is_mark(character):
+                ends[-1] = place + 1
+                continue
             of_word = is_of_word(character)
             if of_word and goes_on:
                 ends[-1] = place + 1
@@ -212,9 +216,24 @@ class WordTags:
     """(words,): of tags; -1 of a word without a piece."""
     probabilities: NDArray[np.float32]
     """(words,): of these tags; 1 of a word without a piece."""
+    shared: NDArray[np.bool_]
+    """(words,): those that begin in the piece of a word before them, whose tag they have here."""
 
-    def names(self, labels: Sequence[str], otherwise: str) -> list[str]:
-        return [labels[number] if number >= 0 else otherwise for number in self.numbers.tolist()]
+    def names(self, labels: Sequence[str], scheme: Scheme) -> list[str]:
+        """A piece says what its first word is: the others go on that, for "B-" of each would be as many entities. So
+        does a word without a piece that stands inside of an entity; elsewhere it is outside."""
+        (known,) = np.nonzero(self.numbers >= 0)
+        tags: list[str] = []
+        for number, shared in zip(self.numbers[known].tolist(), self.shared[known].tolist(), strict=True):
+            tags.append(going_on(tags[-1], scheme, labels) if shared and tags else labels[number])
+        named = [OUTSIDE] * len(self.numbers)
+        for place, tag in zip(known.tolist(), tags, strict=True):
+            named[place] = tag
+        for _, first, stop in entities(tags, scheme):
+            for before, place in pairwise(known[first:stop].tolist()):
+                inside = going_on(named[before], scheme, labels)
+                named[before + 1 : place] = [inside] * (place - before - 1)
+        return named
 
 
 def tag_texts(
@@ -252,4 +271,7 @@ def tag_texts(
 def _of_words(text: Pieces, numbers: NDArray[np.int64], chances: NDArray[np.float32]) -> WordTags:
     has = text.first >= 0
     probabilities = np.where(has, chances[text.first], 1).astype(np.float32)
-    return WordTags(numbers=np.where(has, numbers[text.first], -1), probabilities=probabilities)
+    shared = np.zeros(len(has), dtype=np.bool_)
+    (known,) = np.nonzero(has)
+    shared[known[1:]] = np.diff(text.first[known]) == 0
+    return WordTags(numbers=np.where(has, numbers[text.first], -1), probabilities=probabilities, shared=shared)

@@ -100,6 +100,11 @@ class Proposal:
     module: str
     divisions: tuple[DivisibilityRequirement, ...] = field(repr=False)
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Every choice in words: the plan's lines, then the remarks."""
+        return (*(f"{line.pattern}: {line.kind}, {line.why}" for line in self.lines), *self.remarks)
+
     def settled(self) -> dict[str, ParallelRule]:
         """The plan, for `parallelize`.
 

@@ -12,7 +12,7 @@ from tensor3d.parallelize.auto.op_rules import Role, TracedCall, TraceResult, ab
 from tensor3d.parallelize.auto.proposal import DivisibilityRequirement
 from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
-from tensor3d.parallelize.torch_layer_rules import mixes
+from tensor3d.parallelize.torch_layer_rules import has_forward, mixes
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import vector
 
@@ -221,7 +221,8 @@ class LayerRuleChoices:
                 continue
             own = [each for each, _ in module.named_parameters(recurse=False)]
             met = {each: {faces.face(n) for n in self.reading.vectors.get((name, each), ())} for each in own}
-            if role_of(module) is None and own and all(len(each) == 1 for each in met.values()):
+            alike = bool(own) and has_forward(module) and all(len(each) == 1 for each in met.values())
+            if role_of(module) is None and alike:
                 yield name, _wrapped(name, module, {each: min(found) for each, found in met.items()})
             elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
                 yield name, LayerRuleChoice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")

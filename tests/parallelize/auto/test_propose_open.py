@@ -165,6 +165,24 @@ def test_convolutions_and_batch_norms_are_named_with_the_remedy() -> None:
     assert "has parameters of its own (place)" in open_at(proposal, "the module itself")
 
 
+def test_vectors_in_a_list_are_open_with_the_remedy() -> None:
+    """`parallelize` refuses a rule for what has no code of its own, and the plan had one."""
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        gain = model.gain if hasattr(model, "gain") else model.gains[0]
+        return model.a(x * gain)
+
+    model = Stack(forward, a=linear(), gains=nn.ParameterList([torch.ones(HIDDEN)]))
+    proposal = propose_plan(model, hidden())
+    assert "gains" not in proposal.plan
+    point = open_at(proposal, "gains")
+    assert "has parameters of its own (0). It has no forward that rules.wrapped could run: hold the parameters" in point
+    model.gain = model.gains[0]
+    del model.gains
+    made = parallelize(model, Cube.single(), propose_plan(model, hidden()).settled())
+    assert list(made.state_dict()) == ["gain", "a.weight", "a.bias"]
+
+
 def test_masks_and_layers_that_never_ran_are_said() -> None:
     layer = nn.TransformerEncoderLayer(HIDDEN, 4, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

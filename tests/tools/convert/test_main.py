@@ -364,7 +364,7 @@ def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path) -> None
 def test_a_run_whose_positions_do_not_begin_behind_padding_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
 ) -> None:
-    """Of before, when such a run could begin."""
+    """Of before, when such a run could begin. The ids of [CLS] and [SEP] are the tokenizer's, and not the library's."""
     source = installed(tmp_path / "ours", "wordpiece")
     cube, special = Cube.single(), tokenizer_of(source).special
     cube.manual_seed(0)
@@ -376,6 +376,8 @@ def test_a_run_whose_positions_do_not_begin_behind_padding_is_told(
     assert main(["to-hf", str(source), str(tmp_path / "theirs")]) == 0
     told = "positions begin behind the id 1, and padding has the id 0 in the tokenizer: the library numbers texts with"
     assert (told in capsys.readouterr().out) == (first == 2)
+    settings = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert (settings["bos_token_id"], settings["eos_token_id"]) == (special.cls, special.sep) != (0, 2)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "json"])

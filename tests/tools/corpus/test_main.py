@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tools.corpus import __main__ as command
 from tools.corpus.__main__ import in_words
 
 
@@ -22,3 +23,18 @@ from tools.corpus.__main__ import in_words
 )
 def test_errors_of_the_system_in_words(error: Exception, told: str) -> None:
     assert in_words(error).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [("prepare", "begins afresh"), ("inspect", "begins afresh"), ("extract", "goes on from here")],
+)
+def test_an_interrupt_says_what_the_same_command_does(
+    step: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert command.main([step]) == 130
+    assert capsys.readouterr().err == f"interrupted; the same command {told}\n"

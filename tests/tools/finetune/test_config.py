@@ -55,7 +55,11 @@ def test_the_recipe_of_the_docs_can_be_read(tmp_path: Path) -> None:
         ("[run]\nbatch = 0", r"run\.batch must be at least 1"),
         ("[data]\nlabels = ['a']", r"data\.labels must be different, at least two"),
         ("[data]\ntrain = 'a.tsv'", r"data\.dev must name a file"),
-        ("[model]\npreset = 'tiny'", r"give one of them\. Got None and None"),
+        ("[model]\npreset = 'tiny'", r"give one of them\. Got None and None\.$"),
+        (
+            "[model]\nstart_from = 'a'\nvocab = 'embedded'",
+            r"Got 'a' and 'embedded'\. One that the recipe or the default has is left out by None: --model\.vocab None",
+        ),
         (
             "[model]\nvocab = 'embedded'\n[optimizer]\nschedule = 'wsd'\nwarmup = 0.6\ndecay = 0.6",
             r"optimizer\.warmup=0\.6 and optimizer\.decay=0\.6 are more than all steps",

@@ -180,7 +180,11 @@ def test_plain_tags_are_measured_by_accuracy(tmp_path: Path) -> None:
     assert known is not None
     for odd, doubted in ((0, True), (1, False)):
         tags = [
-            WordTags(numbers=np.zeros(len(each), np.int64), probabilities=np.ones(len(each), np.float32))
+            WordTags(
+                numbers=np.zeros(len(each), np.int64),
+                probabilities=np.ones(len(each), np.float32),
+                shared=np.zeros(len(each), np.bool_),
+            )
             for each in known
         ]
         tags[0].numbers[0] = odd

@@ -146,6 +146,11 @@ def test_fill_mask_fills_each_place_with_the_likeliest_pieces(models: Path) -> N
     first = found[0].masks[0]
     assert found[0].text == f"the {first[0].piece} went to the hill".replace(" ##", "")
     assert found[0].in_words()[1:] == [f"  {piece.probability:7.2%}  {piece.piece}" for piece in first]
+    for own, text, told in (
+        *(("\u00e3\u0122\u0124", "\u3002", "\u00e3\u0122\u0124  \u3002"), ("\u00e3", "\ufffd", "\u00e3")),  # of bytes
+        *(("\u0120the", " the", "\u0120the"), ("\u2581", "", "\u2581")),
+    ):
+        assert dataclasses.replace(first[0], piece=own, text=text).in_words() == told
     # The k-th best is no better because more were asked for; and all of the vocabulary adds up to 1.
     (whole,) = load(models / "language", "fill-mask", k=CONFIG.vocab).predict([MASKED[0]])
     assert [piece.id for piece in whole.masks[0][:3]] == [piece.id for piece in first]

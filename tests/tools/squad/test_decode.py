@@ -100,6 +100,20 @@ def test_a_text_is_taken_as_it_stands(tokenizer: Tokenizer) -> None:
     assert choice.spans[0].text == "Uncommons,  a HOUSE"
 
 
+def test_an_answer_ends_behind_the_marks_that_the_tokenizer_drops(tokenizer: Tokenizer) -> None:
+    context = "a house\u0301\u0323, \u0e14re\u0301d\u0e31 a\u200d"
+    settings = AnswerSettings(max_length=24, question_length=4)
+    windows = make_windows([("red", context)], tokenizer, settings)
+    passage = windows.passages[0]
+    assert tokenizer.pieces(passage.ids.tolist()) == ["a", "house", ",", "[UNK]", "a"]
+    for token, text in ((1, "house\u0301\u0323"), (2, ","), (3, "\u0e14re\u0301d\u0e31"), (4, "a\u200d")):
+        scores = np.zeros((int(windows.lengths[0]), 2))
+        scores[3 + token] = 9.0
+        (choice,) = choose(windows, [scores], [context], settings, n_best=1)
+        found = choice.spans[0]
+        assert found.text == context[found.start : found.end] == text
+
+
 def test_an_answer_never_begins_in_the_question_or_ends_before_it_begins(tokenizer: Tokenizer) -> None:
     settings = AnswerSettings(max_length=24, question_length=4)
     windows = make_windows([("red blue", "green black white")], tokenizer, settings)

@@ -48,8 +48,14 @@ def test_scores_of_version_1(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr()
     assert json.loads(told.out) == {"exact_match": 50.0, "f1": 50.0}
     assert "1 questions have no prediction and score 0, such as 'q1'" in told.err
+    assert "no question has" not in told.err
     assert main([*arguments, "--null-odds", str(tmp_path / "p.json")]) == 2
     assert "--null-odds is about SQuAD v2.0" in capsys.readouterr().err
+    answers = write(tmp_path / "p.json", {"q0": "the red house.", "q7": "red", "q9": ""})
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"exact_match": 50.0, "f1": 50.0}
+    assert f"warning: {answers} has 2 ids that no question has, such as 'q7'" in told.err
 
 
 def test_scores_of_version_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +70,9 @@ def test_scores_of_version_2(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (found["best_f1"], found["best_f1_thresh"]) == (100.0, -3.0)
     assert main([*arguments, "--threshold", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["exact"] == 100.0
+    write(odds, {"q0": -3.0, "q1": 0.5, "Q1": 0.5})
+    assert main(arguments) == 0
+    assert f"warning: {odds} has 1 ids that no question has, such as 'Q1'" in capsys.readouterr().err
     for number in ("NaN", "1e999", "1" + "0" * 400):
         odds.write_text(f'{{"q0": -3.0, "q1": {number}}}')
         assert main(arguments) == 2

@@ -13,8 +13,12 @@ from models.bert.tasks import tag_logits
 from tensor3d import Cube
 from tests.tools.squad.small import PIECES, small_tokenizer
 from tools.corpus.tokenizers import Tokenizer
+from tools.tagging import windows as windows_module
+from tools.tagging.schemes import Scheme
 from tools.tagging.windows import (
+    Pieces,
     TagSettings,
+    WordTags,
     WordText,
     cut,
     tag_texts,
@@ -64,6 +68,58 @@ def test_words_may_share_a_piece() -> None:
     assert targets_of(pieces, np.array([0, 1, 2, 3]), every=False).tolist() == [0, 1, 3], "the first one's tag"
 
 
+def test_marks_and_joiners_belong_to_the_character_before_them() -> None:
+    for text, words in (
+        ("\u0e14\u0e35\u0e19", ["\u0e14\u0e35", "\u0e19"]),  # Thai: a consonant with its vowel, and one without
+        ("\u304b\u3099a", ["\u304b\u3099", "a"]),  # what sounds \u304c
+        ("\U0001f469\u200d\U0001f467 !\ufe0f", ["\U0001f469\u200d", "\U0001f467", "!\ufe0f"]),
+        ("\u0928\u0926\u0940 e\u0301t\u00e9", ["\u0928\u0926\u0940", "e\u0301t\u00e9"]),
+        (" \u0301a", ["\u0301a"]),  # there is none before it
+    ):
+        assert WordText.of_text(text).words == words
+
+
+def said(numbers: Sequence[int], shared: Sequence[int] = ()) -> WordTags:
+    alike = np.array([place in shared for place in range(len(numbers))])
+    return WordTags(numbers=np.array(numbers), probabilities=np.ones(len(numbers), np.float32), shared=alike)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "known", "first", "tags"),
+    [
+        ("iob2", "O B-X I-X", "B-X", "B-X I-X I-X O"),  # once an entity for each character of a piece
+        ("iob2", "O B-X I-X", "I-X", "I-X I-X I-X O"),
+        ("iob1", "O B-X I-X", "B-X", "B-X I-X I-X O"),
+        ("iobes", "O B-X I-X E-X S-X", "B-X", "B-X I-X I-X O"),
+        ("iobes", "O B-X E-X S-X", "B-X", "B-X E-X O O"),
+        ("iobes", "O B-X I-X E-X S-X", "S-X", "S-X O O O"),
+        ("iobes", "O B-X I-X E-X S-X", "E-X", "E-X O O O"),
+        ("iob2", "O B-X", "B-X", "B-X O O O"),  # no entity has two words
+        ("iob2", "O B-X I-X", "O", "O O O O"),
+        ("plain", "N V", "V", "V V V N"),
+    ],
+)
+def test_words_that_share_a_piece_are_one_entity(scheme: Scheme, known: str, first: str, tags: str) -> None:
+    labels = known.split()
+    found = said([labels.index(first)] * 3 + [0], shared=[1, 2])
+    assert found.names(labels, scheme) == tags.split()
+
+
+def test_a_word_without_a_piece_is_in_an_entity_that_goes_on_behind_it() -> None:
+    labels = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    assert said([-1, 1, -1, -1, 2, -1]).names(labels, "iob2") == ["O", "B-X", "I-X", "I-X", "I-X", "O"]
+    for behind in ("B-X", "I-Y", "O"):  # another one
+        assert said([1, -1, labels.index(behind)]).names(labels, "iob2") == ["B-X", "O", behind]
+    assert said([1, -1, 1], shared=[2]).names(labels, "iob2") == ["B-X", "I-X", "I-X"], "one piece around it"
+
+
+def test_pieces_tell_which_words_share_them() -> None:
+    text = Pieces(ids=np.array([5, 6]), first=np.array([-1, 0, 0, -1, 0, 1, -1]), word=np.array([4, 5]))
+    found = windows_module._of_words(text, np.array([1, 2]), np.ones(2, np.float32))
+    assert found.shared.tolist() == [False, False, True, False, True, False, False]
+    assert found.numbers.tolist() == [-1, 1, 1, -1, 1, 2, -1]
+
+
 @pytest.mark.parametrize(("length", "stride"), [(10, 8), (10, 3), (12, 1), (64, 5)])
 def test_each_piece_is_learnt_once(length: int, stride: int, tokenizer: Tokenizer) -> None:
     texts = cut([WordText.of_words(words) for words in (LONG, ["red"], LONG[:7])], tokenizer)
@@ -103,7 +159,7 @@ def test_a_word_is_tagged_where_it_has_most_context(tokenizer: Tokenizer) -> Non
         assert found.probabilities[word] == pytest.approx(float(best.max()), abs=1e-5)
         different += len({int(each.argmax()) for each in said.values()}) > 1
     assert different, "windows differ, so that it matters which one decides"
-    assert found.names(["a", "b", "c", "d", "e"], "O")[0] in "abcde"
+    assert found.names(["a", "b", "c", "d", "e"], "plain")[0] in "abcde"
     with torch.no_grad():
         model.tags.bias += torch.nan
     with pytest.raises(FloatingPointError, match="not finite"):

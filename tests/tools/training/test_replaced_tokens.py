@@ -146,11 +146,11 @@ def test_a_deberta_learns_the_same_on_any_cube(
     words = [*options, *where, "--run.checkpoint-every", "0"]
     assert run_ranks(ranks, on_rank, DISENTANGLED, tmp_path / "run", words, run.parent / "corpus") == [0] * ranks
     for kind in ("step", "evaluation"):
-        for ours, theirs in zip(lines(tmp_path / "run", kind), lines(run, kind), strict=True):
+        for ours, theirs in zip(journal(tmp_path / "run", kind), journal(run, kind), strict=True):
             for name in ("loss", "masked_lm_loss", "replaced_token_loss"):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
     expected = expect(resolved(tmp_path / "run"), CubeShape.parse(where[1], 1), open_corpus(run.parent / "corpus").info)
-    assert expected.traffic.total() == lines(tmp_path / "run")[0]["bytes_received"]
+    assert expected.traffic.total() == journal(tmp_path / "run", "step")[0]["bytes_received"]
 
 
 def test_a_debertas_folders_are_whole_models_with_which_runs_begin(
@@ -176,7 +176,7 @@ def test_a_debertas_folders_are_whole_models_with_which_runs_begin(
     }.items():
         words = [*options, "--run.steps", "1", "--run.evaluate-every", "0", "--run.checkpoint-every", "0", *sources]
         assert pretrain.main(arguments(DISENTANGLED, tmp_path / name, *words, corpus=run.parent / "corpus")) == 0
-        first[name] = lines(tmp_path / name)[0]
+        first[name] = journal(tmp_path / name, "step")[0]
     for name in ("loss", "masked_lm_loss", "replaced_token_loss", "gradient_norm"):
         assert first["folders"][name] == pytest.approx(first["run"][name], rel=1e-5)
     assert first["alone"]["masked_lm_loss"] != pytest.approx(first["run"]["masked_lm_loss"], rel=1e-3)
@@ -252,7 +252,7 @@ def test_an_electra_begins_with_both_models(
         words = [*more, "--run.steps", "1", "--run.evaluate-every", "0", "--run.checkpoint-every", "0", *given]
         corpus = folders["RUN"].parent / "corpus"
         assert pretrain.main(arguments(SHIPPED, tmp_path / str(number), *words, corpus=corpus)) == 0
-        first.append(lines(tmp_path / str(number))[0])
+        first.append(journal(tmp_path / str(number), "step")[0])
     for name in ("loss", "masked_lm_loss", "replaced_token_loss", "gradient_norm"):
         assert first[1][name] == pytest.approx(first[0][name], rel=1e-5)
     assert ("the embeddings, which both have in common, are the model's" in capsys.readouterr().err) == changed

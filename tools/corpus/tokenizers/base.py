@@ -247,6 +247,11 @@ def is_of_word(character: str) -> bool:
     return character in _JOINERS
 
 
+def is_mark(character: str) -> bool:
+    """A mark or a joiner: it belongs to the character before it, which nobody sees without it."""
+    return not character.isascii() and (unicodedata.category(character)[0] == "M" or character in _JOINERS)
+
+
 def flatten(encoded: Sequence[Sequence[int]], vocab_size: int) -> FlatIds:
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
     ids = np.fromiter(chain.from_iterable(encoded), dtype=smallest(vocab_size), count=int(lengths.sum()))

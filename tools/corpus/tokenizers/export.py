@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 #
 # - The tokenizers library looks up the table by what a reader sees as one character, marks included, and drops the
 #   marks of one whose first character is in the table; sentencepiece goes on behind what it has found. A control
-#   character, which the table deletes, in front of each mark makes the library do so too. Before that NFC composes
-#   those marks that the table would.
+#   character in front of each mark makes the library do so too, and is deleted then; not in front of a text, where the
+#   library cannot delete it. Before that NFC composes those marks that the table would, of Katakana of half width too.
 # - A merge is a pair of pieces, and sentencepiece knows the result alone: every way to cut it in two is listed.
 # - Sums of scores are of double precision here and of single precision there: of segmentations of one word that score
 #   the same, such as two orders of the same pieces in a row of dashes, the two may take different ones.
@@ -39,8 +40,16 @@ if TYPE_CHECKING:
 
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
-_MARKS = r"(?=[\p{M}\u200c\u200d\uff9e\uff9f\x{1f3fb}-\x{1f3ff}])"
+_MARKS = r"(?!\A)(?=[\p{M}\u200c\u200d\uff9e\uff9f\x{1f3fb}-\x{1f3ff}])"
 """In front of what continues a character: marks, joiners, Katakana's sound marks, skin colours."""
+_SOUND = {"\uff9e": "\u3099", "\uff9f": "\u309a"}
+"""Katakana's sound marks of half width, and those that NFC composes."""
+_KATAKANA = {
+    half: whole
+    for half in (f"{letter}{mark}" for letter in map(chr, range(0xFF66, 0xFF9E)) for mark in _SOUND)
+    if len(whole := unicodedata.normalize("NFKC", half)) == 1
+}
+"""Letters of half width with such a mark, and what they are in one character."""
 
 
 def library_of_sentencepiece(file: Path) -> Library | str:
@@ -76,11 +85,12 @@ def _build(model: Any) -> Library:
     library = Tokenizer(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
     stages: list[Any] = []
     if normal.precompiled_charsmap:
-        stages += [
-            normalizers.NFC(),
-            normalizers.Replace(Regex(_MARKS), "\u0001"),
-            normalizers.Precompiled(normal.precompiled_charsmap),
-        ]
+        table = normalizers.Precompiled(normal.precompiled_charsmap)
+        if table.normalize_str("\uff76") == "\u30ab":
+            stages += [normalizers.Replace(half, whole) for half, whole in _KATAKANA.items()]
+            stages += [normalizers.Replace(Regex(f"(?<=[\u3041-\u30ff]){half}"), mark) for half, mark in _SOUND.items()]
+        stages += [normalizers.NFC(), normalizers.Replace(Regex(_MARKS), "\u0001"), table]
+        stages += [normalizers.Replace("\u0001", "")]
     if normal.remove_extra_whitespaces:
         stages += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
     library.normalizer = normalizers.Sequence(stages)

@@ -261,6 +261,41 @@ def test_pairs_are_laid_out_as_the_template_has_them(
     assert tokenizer_of(tmp_path).layout == replace(layout, cut_left=True)
 
 
+MARKED = (
+    *(
+        "\uff76\uff9e\uff7d \uff8a\uff9f\uff9d \uff76",
+        "\u30ab\uff9e\u306f\uff9f",
+        "\uff71\uff9e",
+    ),  # Katakana of half width
+    *("\u0e4d\u0e32", "\u0e01\u0e33 \u0e14\u0e35", "\u0915\u093c\u094d\u0937 \u0958"),  # Thai, Hindi
+    *("\u200cnon \u200cnon", "\u0301e e\u0301\u00bd", "\uff9f\uff9f\u2465", "o\u0323\u0302 \u1ed9"),
+    "\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd \u2764\ufe0f",
+)
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nfkc_cf"])
+def test_marks_are_read_by_the_written_file_as_by_sentencepiece(tmp_path: Path, rule: str) -> None:
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    names = {f"{role}_piece": name for role, name in (("pad", "[PAD]"), ("bos", "[CLS]"), ("eos", "[SEP]"))}
+    trainer.train(
+        sentence_iterator=iter([*TEXTS, *MARKED] * 2),
+        model_prefix=str(tmp_path / "made"),
+        vocab_size=130,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        normalization_rule_name=rule,
+        pad_id=4,
+        control_symbols=["[MASK]"],
+        minloglevel=2,
+        **names,
+    )
+    library = library_of_sentencepiece(tmp_path / "made.model")
+    assert not isinstance(library, str)
+    ours = open_tokenizer("sentencepiece", tmp_path / "made.model")
+    for text in (*TEXTS, *MARKED, *(f"a{text}" for text in MARKED)):
+        assert library.encode(text).ids == ours.encode([text])[0], ascii(text)
+
+
 @pytest.mark.parametrize("model", ["roberta", "xlm-roberta", "camembert"])
 def test_relatives_of_roberta_give_no_types_and_need_a_tokenizer_json(
     tmp_path: Path, sentencepiece: Path, model: str
