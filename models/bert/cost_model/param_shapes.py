@@ -42,10 +42,6 @@ class ParamSpec:
         """Elements of the block on a rank."""
         return math.prod(self.local_shape(shape, rank))
 
-    def held_at(self, shape: CubeShape, place: dict[AxisName, int]) -> int:
-        """The same for a rank whose place on the axes is known: for whoever asks for many parameters."""
-        return math.prod(self._block(shape, place))
-
     def _block(self, shape: CubeShape, place: dict[AxisName, int]) -> tuple[int, ...]:
         sizes = list(self.shape)
         for axis in MESH_AXES:
