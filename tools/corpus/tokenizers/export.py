@@ -188,7 +188,10 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int, types: int =
     if replaced:
         told += "; it laid out texts otherwise than the model has read them, and has the model's template now"
     if kind == "sentencepiece":
-        told += "; where two ways to cut a word score the same, such as a row of dashes, it may take the other one"
+        told += (
+            "; where two ways to cut a word score the same, such as a row of dashes, it may take the other one, and "
+            "where marks of a letter stand in another order than Unicode's, it puts them into that order"
+        )
     return told
 
 
