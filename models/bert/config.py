@@ -21,6 +21,10 @@ Family = Literal[
     "xlm-roberta",
     "camembert",
     "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "data2vec-text",
+    "megatron-bert",
+    "ernie",
     "mpnet",
     "distilbert",
     "electra",
@@ -34,9 +38,13 @@ Family = Literal[
 """Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
 modern one."""
 Pooling = Literal["cls", "mean", "late"]
-_ROBERTA = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet")
+ROBERTAS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "data2vec-text", "mpnet")
 """Families with the heads of RoBERTa, and positions that begin behind that of padding."""
-_ROBERTA_HEADS = (*_ROBERTA, "jina_embeddings_v3")
+_ROBERTA_HEADS = (*ROBERTAS, "jina_embeddings_v3")
+WITH_NEXT_SENTENCE = ("bert", "ernie", "megatron-bert")
+"""Families with a head for next sentences in Hugging Face's library."""
+PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
+"""Families of the classic encoder whose norms stand before each block, and at the end."""
 ROTARY_BASES: Mapping[str, float] = MappingProxyType(
     {"jina_embeddings_v3": 20_000.0, "nomic_bert": 1_000.0, "gte": 160_000.0}
 )
@@ -102,8 +110,8 @@ class BertConfig:
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
     is "silu" or "gelu"; so are the gates of NomicBERT and GTE."""
     norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each residual, as in BERT, or before each block. The modern encoder and XLM-RoBERTa-XL are always
-    "pre"."""
+    """LayerNorm after each residual, as in BERT, or before each block. The modern encoder, XLM-RoBERTa-XL,
+    RoBERTa-PreLayerNorm and Megatron-BERT are always "pre"."""
     eps: float = 1e-12
     """Added to LayerNorm's variances."""
     std: float = 0.02
@@ -178,7 +186,7 @@ class BertConfig:
             raise ValueError(
                 f'pooling="{self.pooling}" belongs to family={known}. Got family={self.family!r}. Leave it out.'
             )
-        lowest = 1 if self.family in _ROBERTA else 0
+        lowest = 1 if self.family in ROBERTAS else 0
         if self.first_position < lowest or (self.first_position and not lowest):
             raise ValueError(
                 f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
@@ -219,9 +227,9 @@ class BertConfig:
             raise ValueError(
                 f'family="{self.family}" has encoder="modern". Got encoder="classic". Set encoder = "modern".'
             )
-        if self.family == "xlm-roberta-xl" and self.norm != "pre":
+        if self.family in PRE_NORM and self.norm != "pre":
             raise ValueError(
-                f'family="xlm-roberta-xl" has its norms before each block. Got norm={self.norm!r}. Set norm = "pre".'
+                f'family="{self.family}" has its norms before each block. Got norm={self.norm!r}. Set norm = "pre".'
             )
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
@@ -340,8 +348,8 @@ class BertConfig:
 
     @property
     def has_embedding_norm(self) -> bool:
-        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's and EuroBERT's do not."""
-        return self.family not in ("xlm-roberta-xl", "eurobert")
+        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's, Megatron-BERT's and EuroBERT's do not."""
+        return self.family not in ("xlm-roberta-xl", "megatron-bert", "eurobert")
 
     @property
     def has_rotary(self) -> bool:

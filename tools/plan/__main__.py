@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from models.bert.config import WITH_NEXT_SENTENCE
 from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of, read_cluster
@@ -51,9 +52,10 @@ class PlanCommand:
 
     model: str = "large"
     """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, xlm-roberta-xl,
-    xlm-roberta-xxl, modernbert-base, modernbert-large, eurobert-210m, eurobert-610m, eurobert-2.1b, mpnet-base,
-    deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base, jina-embeddings-v3,
-    nomic-bert-base or gte-multilingual-base; sizes below replace the preset's."""
+    xlm-roberta-xxl, megatron-bert-345m, megatron-bert-3.9b, gatortron-large, modernbert-base, modernbert-large,
+    eurobert-210m, eurobert-610m, eurobert-2.1b, mpnet-base, deberta-v3-xsmall, deberta-v3-small, deberta-v3-base,
+    deberta-v3-large, mdeberta-v3-base, jina-embeddings-v3, nomic-bert-base or
+    gte-multilingual-base; sizes below replace the preset's."""
     model_folder: Path | None = None
     """Instead of a preset, the sizes of a model's folder: a Hugging Face folder, a run, or what tools.convert has
     written. Its weights are not read."""
@@ -247,7 +249,7 @@ class PlanCommand:
             positions=self.positions,
             folder=self.model_folder,
         )
-        both = config.family == "bert" if self.objective is None else self.objective != "masked-lm"
+        both = config.family in WITH_NEXT_SENTENCE if self.objective is None else self.objective != "masked-lm"
         config = dataclasses.replace(config, next_sentence=both)
         batch = Batch(
             packs=self.global_batch, capacity=self.capacity, length=self.length, masked_share=self.masked_share

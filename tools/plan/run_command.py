@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.bert import PRESETS
-from models.bert.config import types_of
+from models.bert.config import ROBERTAS, types_of
 from models.bert.cost_model.step_cost import BertCosts
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.search import BoxPlan
@@ -19,7 +19,7 @@ from tools.training.config import BatchConfig, ModelConfig, TrainConfig, read_co
 ROOT = Path(__file__).parents[2]
 _RECIPES = {"base": "bert-base-phase1", "large": "bert-large-phase1"}
 _OF_FAMILIES = {
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"), "roberta-base"),
+    **dict.fromkeys((each for each in ROBERTAS if each != "mpnet"), "roberta-base"),
     "modernbert": "modernbert-base-phase1",
 }
 _KINDS = (

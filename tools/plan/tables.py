@@ -29,6 +29,7 @@ from tools.common.units import in_bytes, in_time, number_of
 
 _ROBERTA: dict[str, Any] = {"family": "roberta", "first_position": 2, "types": 1, "vocab": 50265, "eps": 1e-5}
 _XLMR_XL: dict[str, Any] = {**_ROBERTA, "family": "xlm-roberta-xl", "norm": "pre", "vocab": 250880}
+_MEGATRON: dict[str, Any] = {"family": "megatron-bert", "norm": "pre"}
 _MODERN: dict[str, Any] = {
     **{"family": "modernbert", "encoder": "modern", "types": 0, "vocab": 50368, "positions": 8192, "eps": 1e-5},
     **{"window": 65, "global_every": 3, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
@@ -62,6 +63,10 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         # Goyal et al. 2021, arXiv 2105.00572.
         "xlm-roberta-xl": BertConfig(layers=36, hidden=2560, heads=32, **_XLMR_XL),
         "xlm-roberta-xxl": BertConfig(layers=48, hidden=4096, heads=32, **_XLMR_XL),
+        # Shoeybi et al. 2019, arXiv 1909.08053, §5.3; Yang et al. 2022, arXiv 2203.03540.
+        "megatron-bert-345m": BertConfig(layers=24, hidden=1024, heads=16, vocab=29056, **_MEGATRON),
+        "megatron-bert-3.9b": BertConfig(layers=48, hidden=2560, heads=40, vocab=29056, **_MEGATRON),
+        "gatortron-large": BertConfig(layers=56, hidden=3584, heads=56, vocab=50176, **_MEGATRON),
         # Warner et al. 2024, arXiv 2412.13663.
         "modernbert-base": BertConfig(layers=22, hidden=768, heads=12, inner=1152, **_MODERN),
         "modernbert-large": BertConfig(layers=28, hidden=1024, heads=16, inner=2624, **_MODERN),

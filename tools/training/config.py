@@ -154,7 +154,8 @@ class ModelConfig:
     eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
-    """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block."""
+    """Classic encoder alone: LayerNorm after each residual, as in BERT, or before each block, as always in
+    XLM-RoBERTa-XL, RoBERTa-PreLayerNorm and Megatron-BERT."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1

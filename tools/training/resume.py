@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining
+from models.bert.config import WITH_NEXT_SENTENCE
 from models.bert.huggingface import WeightSource, open_generator, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
@@ -397,7 +398,8 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
     """
     weights = open_weights(folder)
     _check_sizes(folder, weights.config, recipe)
-    if not recipe.data.single and weights.config.family != "bert" and "next_sentence" not in weights.heads:
+    has_none = weights.config.family not in WITH_NEXT_SENTENCE and "next_sentence" not in weights.heads
+    if not recipe.data.single and has_none:
         raise ValueError(
             f"the model in {folder} has no head for next sentences, as no model of the family "
             f"{weights.config.family!r} has, and data.objective = {recipe.data.objective!r} learns one. Set "

@@ -15,6 +15,9 @@ from typing import Any
 
 _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
+TASKS = "bert.embeddings.task_type_embeddings.weight"
+"""ERNIE's table, of which the library adds the first row to all tokens where `use_task_id` says so, as it would be
+called in a BERT."""
 DIFFERENCE = "bert.embeddings.word_embeddings._weight"
 """In DeBERTa's published files, as it would be called in a BERT."""
 CLASSES = {
@@ -63,6 +66,8 @@ class Architecture:
     one after another, into the library's. Those of a BERT, and of one architecture, they leave alone."""
     also: tuple[str, ...] = ()
     """Other `model_type`s of such files."""
+    tasks: str | None = None
+    """A setting that says whether the first row of `TASKS` is added to all tokens. It is added to their types here."""
     left_over: frozenset[str] = frozenset()
     """Tensors of such files, by BERT's names, of which the encoder needs none: they are told as not used."""
     rotary: bool = False
@@ -223,14 +228,11 @@ _ROBERTA: dict[str, Any] = {
     "heads": _sets(*_FINE_TUNED, "masked_lm", "pooler", ""),
 }
 
-BERT = Architecture(
-    name="bert",
-    title="BERT",
-    classes="Bert",
-    prefix="bert.",
-    second_bias=True,
-    heads=_sets(*_FINE_TUNED, "pooler masked_lm next_sentence", "masked_lm", "pooler next_sentence", "pooler", ""),
-)
+_BERT: dict[str, Any] = {
+    "second_bias": True,
+    "heads": _sets(*_FINE_TUNED, "pooler masked_lm next_sentence", "masked_lm", "pooler next_sentence", "pooler", ""),
+}
+BERT = Architecture(name="bert", title="BERT", classes="Bert", prefix="bert.", **_BERT)
 ARCHITECTURES = {
     each.name: each
     for each in (
@@ -247,6 +249,44 @@ ARCHITECTURES = {
                 "output.LayerNorm": "LayerNorm",
             },
             **_ROBERTA | {"others": _ROBERTA["others"] | _both({"bert.final_norm": "roberta.encoder.LayerNorm"})},
+        ),
+        Architecture(
+            name="roberta-prelayernorm",
+            title="RoBERTa-PreLayerNorm",
+            classes="RobertaPreLayerNorm",
+            bare=("LayerNorm.",),
+            in_layers={
+                "attention.output.LayerNorm": "attention.LayerNorm",
+                "output.LayerNorm": "intermediate.LayerNorm",
+            },
+            **_ROBERTA
+            | {
+                "prefix": "roberta_prelayernorm.",
+                "others": _ROBERTA["others"] | _both({"bert.final_norm": "roberta_prelayernorm.LayerNorm"}),
+            },
+        ),
+        Architecture(
+            name="data2vec-text",
+            title="data2vec",
+            classes="Data2VecText",
+            **_ROBERTA | {"prefix": "data2vec_text."},
+        ),
+        Architecture(
+            name="megatron-bert",
+            title="Megatron-BERT",
+            classes="MegatronBert",
+            prefix="bert.",
+            in_layers={"attention.output.LayerNorm": "attention.ln", "output.LayerNorm": "ln"},
+            others=_both({"bert.final_norm": "bert.encoder.ln"}),
+            **_BERT,
+        ),
+        Architecture(
+            name="ernie",
+            title="ERNIE",
+            classes="Ernie",
+            prefix="ernie.",
+            tasks="use_task_id",
+            **_BERT,
         ),
         Architecture(
             name="mpnet",
@@ -574,7 +614,6 @@ ARCHITECTURES = {
 _REASONS = {
     "albert": "its layers share one set of weights",
     "deberta": "it is the first version, whose layers have weights of their own for positions",
-    "roberta-prelayernorm": "it has LayerNorms before its blocks",
     "xlnet": "its attention has relative positions",
     "big_bird": "its attention is sparse",
     "longformer": "its attention is sparse",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.bert.config import ROTARY_BASES, BertConfig, types_of
+from models.bert.config import PRE_NORM, ROTARY_BASES, BertConfig, types_of
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of
 from tensor3d.ops.activations import Activation
 
@@ -98,7 +98,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         fields |= _eurobert_fields(settings, found, where)
     elif found.rotary:
         fields |= _rotary_fields(settings, found, where)
-    elif found.name == "xlm-roberta-xl":
+    elif found.name in PRE_NORM:
         fields["norm"] = "pre"
     elif found.name == "deberta-v2":
         fields |= _deberta_fields(settings, found, where)
@@ -550,6 +550,8 @@ def settings_of(
         new[name] = answers_dropout
     if kind.name == "mpnet":
         new |= {name: needed for name, (needed, _) in kind.fixed.items()}
+    if kind.tasks is not None:
+        new[kind.tasks] = False
     if labels is not None:
         new["id2label"] = {str(number): label for number, label in enumerate(labels)}
         new["label2id"] = {label: number for number, label in enumerate(labels)}

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.bert.config import BertConfig
-from models.bert.huggingface.architectures import ARCHITECTURES, BERT, CLASSES, Architecture
+from models.bert.config import PRE_NORM, WITH_NEXT_SENTENCE, BertConfig
+from models.bert.huggingface.architectures import ARCHITECTURES, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, says_head_dropout, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import (
@@ -272,15 +272,16 @@ def _dropout_lost(config: BertConfig) -> list[str]:
 def _check_encoder(config: BertConfig) -> None:
     if config.family in ("modernbert", "eurobert"):
         return
-    norm = "pre" if config.family == "xlm-roberta-xl" else "post"
+    norm = "pre" if config.family in PRE_NORM else "post"
     for field, value, needed, reason in (
         ("encoder", config.encoder, "classic", "rotary positions, a gated MLP and no biases"),
         ("norm", config.norm, norm, "norms before its blocks"),
     ):
         if value != needed:
+            known = ", ".join(f'"{each}"' for each in ("modernbert", "eurobert", *PRE_NORM))
             raise ValueError(
-                f'Hugging Face\'s BERT has no {field}="{value}": this model has {reason}. Only encoder="classic" with '
-                'norm="post", family="modernbert", family="eurobert" and family="xlm-roberta-xl" can be exported.'
+                f'Hugging Face\'s {ARCHITECTURES[config.family].title} has no {field}="{value}": this model has '
+                f'{reason}. Only encoder="classic" with norm="post" and the families {known} can be exported.'
             )
     if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
         raise ValueError(
@@ -291,12 +292,12 @@ def _check_encoder(config: BertConfig) -> None:
 
 def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Architecture) -> frozenset[str]:
     """The heads to write. Older files have a pooler beside heads that do not use it, and no class has them together;
-    after pre-training here there is a head for next sentences, which BERT alone has."""
+    after pre-training here there is a head for next sentences, which few have."""
     chosen = present if heads is None else frozenset(heads)
     if lost := sorted(chosen - present):
         raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
     for spare in ("next_sentence", "pooler", "prediction_head"):
-        if heads is None and chosen not in kind.heads and (spare == "pooler" or kind is not BERT):
+        if heads is None and chosen not in kind.heads and (spare == "pooler" or kind.name not in WITH_NEXT_SENTENCE):
             chosen = chosen - {spare}
     if chosen not in kind.heads:
         known = "; ".join(_told(each) for each in CLASSES if each in kind.heads)

@@ -31,6 +31,7 @@ HEADS = ("pooler", "masked_lm", "next_sentence", "prediction_head", "classifier"
 """What may stand on the encoder, `bert`: the first part of a parameter's name."""
 LABELLED = ("classifier", "tags")
 """Those whose outputs have labels, of texts and of tokens. The library calls both `classifier`."""
+TYPES = "bert.embeddings.types.weight"
 TOKENS, EMBEDDING = "bert.embeddings.tokens.weight", "bert.embeddings.word_embeddings.weight"
 DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
 MASKED_LM_BIAS = "cls.predictions.bias"
@@ -68,7 +69,7 @@ _DISTANCES = "bert.encoder."
 _OTHERS = {
     TOKENS: EMBEDDING,
     "bert.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
-    "bert.embeddings.types.weight": "bert.embeddings.token_type_embeddings.weight",
+    TYPES: "bert.embeddings.token_type_embeddings.weight",
     "bert.relative.table.weight": f"{_DISTANCES}rel_embeddings.weight",
     "bert.relative_bias.weight": RELATIVE_BIAS,
     "masked_lm.projection.weight": DECODER_WEIGHT,

@@ -23,6 +23,7 @@ from models.bert.huggingface import param_names
 from models.bert.huggingface.architectures import (
     ARCHITECTURES,
     DIFFERENCE,
+    TASKS,
     Architecture,
     architecture_of,
     architectures_from,
@@ -282,6 +283,7 @@ class HFWeights(WeightSource):
         self._check_encoder(layers)
         heads = param_names.heads_among(self._names, decoder_alone=self._architecture.decoder_alone)
         self.heads = tuple(head for head in heads if self._meant(head))
+        self._with_tasks = self._reads_tasks(where)
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None
         if not set(param_names.LABELLED).isdisjoint(self.heads):
             self._take_labels(where)
@@ -312,7 +314,7 @@ class HFWeights(WeightSource):
         names = {
             name: own
             for name, own in self._names.items()
-            if param_names.of_encoder(name) and name not in kind.left_over
+            if param_names.of_encoder(name) and name not in kind.left_over and not (kind.tasks and name == TASKS)
         }
         unknown = {name: own for name, own in names.items() if not param_names.is_known(name, self.config)}
         more = list(unknown.values())
@@ -337,6 +339,21 @@ class HFWeights(WeightSource):
             for each, size in zip(theirs, param_names.part_sizes(rows, len(theirs), self.config), strict=True):
                 if each in self._names:
                     self._check_shape(each, (size, *columns))
+
+    def _reads_tasks(self, where: Path) -> bool:
+        """Whether all tokens get the first row of ERNIE's table of tasks, which is there."""
+        setting = self._architecture.tasks
+        if setting is None or not (said := (self.settings or {}).get(setting)):
+            return False
+        if said is not True:
+            raise ValueError(f"{where}: {setting} must be true or false. Got {said!r:.60}.")
+        if TASKS not in self._names:
+            raise ValueError(
+                f"{self.folder}: {where.name} says {setting}, and {self._own(TASKS)} is missing. Get a complete model, "
+                f"or, if no token has a task, say {setting} = false."
+            )
+        self._check_shape(TASKS, (*self._tensors[self._names[TASKS]].shape[:1], self.config.hidden))
+        return True
 
     def _take_labels(self, where: Path) -> None:
         assert self.settings is not None
@@ -411,6 +428,8 @@ class HFWeights(WeightSource):
             sizes = param_names.part_sizes(rows, len(sources[name]), self.config)
             for each, size in zip(sources[name], sizes, strict=True):
                 self._check_shape(each, (size, *columns))
+            if name == param_names.TYPES and self._with_tasks:
+                sources[name] += (TASKS,)
         return sources
 
     def _present(self, name: str) -> str:
@@ -494,8 +513,10 @@ class HFWeights(WeightSource):
             for name, parameter in used.items():
                 found = [self._names[each] for each in sources[name]]
                 here, part = local(parameter).detach(), local_slices(parameter, cube)
-                if len(found) == 1:
+                if len(found) == 1 or name == param_names.TYPES:
                     here.copy_(_read(read, found[0], part))
+                    for task in found[1:]:  # a sum with every type is one with every token
+                        here.add_(_read(read, task, (slice(0, 1), *part[1:])).to(here.device, here.dtype))
                     continue
                 of_turn = param_names.widths(len(found), self.config)
                 for number, each in enumerate(found):

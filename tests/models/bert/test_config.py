@@ -58,6 +58,7 @@ def config(**changes: Any) -> BertConfig:
             {"family": "xlm-roberta-xl", "first_position": 2},
             "norms before each block. Got norm='post'. Set norm = \"pre\"",
         ),
+        ({"family": "megatron-bert"}, "family=\"megatron-bert\" has its norms before each block. Got norm='post'"),
         (
             {"family": "mpnet", "types": 0, "first_position": 1},
             "has first_position=2, for padding has the id 1 .*Got first_position=1",

@@ -143,10 +143,11 @@ _WITHOUT_TYPES = _classes(
 _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("bert", "electra", "layoutlm", "lxmert", "mobilebert", "squeezebert"), "BertTokenizer"),
-        **{"distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer"},
+        **dict.fromkeys(("ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
+        **dict.fromkeys(("roberta", "roberta-prelayernorm", "data2vec-text"), "RobertaTokenizer"),
+        "distilbert": "DistilBertTokenizer",
         **{"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer", "mpnet": "MPNetTokenizer"},
         "deberta-v2": "DebertaV2Tokenizer",
-        "nomic_bert": "BertTokenizer",
         **dict.fromkeys(("jina_embeddings_v3", "gte", "new"), "XLMRobertaTokenizer"),
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
     }

@@ -89,7 +89,9 @@ def test_with_berts_vocabulary_in_fp64() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"family": "xlm-roberta-xl", "first_position": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"family": "xlm-roberta-xl", "first_position": 2}, {"family": "megatron-bert"}], ids=str
+)
 def test_with_pre_layer_norm(options: dict[str, Any]) -> None:
     check((2, 2, 2, 1), toy_config(67, norm="pre", **options))
 

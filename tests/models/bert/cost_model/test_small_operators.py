@@ -27,6 +27,7 @@ CLASSIC = BertConfig(
 MODERN = replace(CLASSIC, encoder="modern", next_sentence=False)
 PRE = replace(CLASSIC, norm="pre")
 BARE = replace(PRE, family="xlm-roberta-xl", types=1, first_position=2, next_sentence=False)
+MEGATRON = replace(PRE, family="megatron-bert")
 EUROBERT = replace(MODERN, family="eurobert", activation="silu", types=0, tied=False)
 DEBERTA = replace(CLASSIC, family="deberta-v2", types=0, next_sentence=False, position_buckets=256)
 MPNET = replace(CLASSIC, family="mpnet", types=0, first_position=2, next_sentence=False)
@@ -92,6 +93,8 @@ EVERY = [
     (BARE, "1x1x2", "fp32", True),
     (BARE, "2x2x2", "bf16", True),
     (replace(BARE, hidden=768, heads=12), "1x1x1", "bf16", False),
+    (MEGATRON, "1x1x1", "bf16", True),
+    (MEGATRON, "2x2x2", "fp32", False),
     *((CLASSIC, box, "bf16", True) for box in ("4x1x1", "1x2x4", "2x2x2")),
     (replace(CLASSIC, dropout=0.0, next_sentence=False), "2x1x2", "fp16", False),
     (replace(CLASSIC, next_sentence=False), "1x1x1", "bf16", True),

@@ -34,6 +34,8 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import error, ranks_of
 
 FAMILIES = ("Roberta", "XLMRoberta", "Camembert", "DistilBert", "Electra", "ModernBert", "XLMRobertaXL")
+ALIKE = ("RobertaPreLayerNorm", "Data2VecText", "MegatronBert", "Ernie")
+"""BERT's and RoBERTa's nearest relatives."""
 EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
 DEBERTA = "DebertaV2"
@@ -73,7 +75,7 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
     random = np.random.default_rng(
-        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY).index(family)]
+        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY, *ALIKE).index(family)]
     )
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
@@ -137,8 +139,13 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
         }
     if family == MPNET:
         return settings | {"pad_token_id": 1, "layer_norm_eps": 1e-5}
+    if family == "Ernie":
+        settings |= {"use_task_id": number % 3 == 1, "task_type_vocab_size": 3}
     if family != "DistilBert":
-        settings |= {"type_vocab_size": 2 if family == "Electra" else 1, "layer_norm_eps": 1e-5}
+        settings |= {
+            "type_vocab_size": 2 if family in ("Electra", "MegatronBert", "Ernie") else 1,
+            "layer_norm_eps": 1e-5,
+        }
     if family == "Electra":
         settings |= {"embedding_size": y * z * int(random.integers(2, 9)), "type_vocab_size": 2}
     return settings
@@ -239,6 +246,10 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
             mine = {key if key in theirs else key.replace("bias", "decoder.bias"): each for key, each in mine.items()}
             mine = {key: value for key, value in mine.items() if key in theirs}
             assert any(key.endswith(DECODERS) for key in mine) == (number % 2 == 1 or family == EUROBERT)
+        if tasks := [key for key in theirs if key.endswith("task_type_embeddings.weight")]:
+            # Its first row has been added to every type, one of which every token has.
+            of_types = mine[tasks[0].replace("task_type", "token_type")].sum(0)
+            found["tasks"] = error(of_types, theirs.pop(tasks[0])[0], "tasks")
         assert mine.keys() == theirs.keys()
         assert len(mine) >= LEAST.get(family, 4 + 16)
         found |= gradient_errors(mine, theirs)

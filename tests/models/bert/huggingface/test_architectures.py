@@ -1,5 +1,5 @@
-"""RoBERTa, XLM-RoBERTa (-XL), CamemBERT, MPNet, DistilBERT, ELECTRA, ModernBERT, EuroBERT and DeBERTa beside the
-library's: hidden states, heads, losses, gradients and tensors, of small models by chance."""
+"""BERT's relatives beside the library's: hidden states, heads, losses, gradients and tensors, of small models by
+chance."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from models.bert import EncodedText, export_huggingface, open_weights
 from tensor3d import Cube
 from tests.models.bert.huggingface.families import (
+    ALIKE,
     DEBERTA,
     EUROBERT,
     FAMILIES,
@@ -112,6 +113,13 @@ def library_results(model: Any, kind: str, settings: dict[str, Any]) -> tuple[di
     return {key: value.detach() for key, value in found.items()}, gradients
 
 
+NEAR = [
+    ("MegatronBert", "ForMaskedLM"),
+    ("Ernie", "ForSequenceClassification"),
+    ("RobertaPreLayerNorm", "Model"),
+    ("Data2VecText", "ForQuestionAnswering"),
+]
+"""By its place, this ERNIE adds the first of its tasks."""
 EVERY = [(family, kind) for family in FAMILIES for kind in OURS]
 FEW = [("Roberta", "ForMaskedLM"), ("DistilBert", "ForSequenceClassification"), ("Electra", "ForMaskedLM")]
 MODERN = [("ModernBert", kind) for kind in OURS]
@@ -147,6 +155,16 @@ OTHERS = [
         ((1, 1, 1, 1), torch.float64, [*FEW, *OTHERS]),
         ((1, 2, 2, 1), torch.float64, [("Bert", "ForMaskedLM"), FEW[2]]),
         pytest.param((1, 2, 2, 1), torch.float64, [FEW[0], MODERN[0], OTHERS[-1]], marks=pytest.mark.slow),
+        ((1, 1, 1, 1), torch.float64, NEAR),
+        *(
+            pytest.param(shape, dtype, cases, marks=pytest.mark.slow)
+            for shape, dtype, cases in (
+                ((1, 2, 2, 1), torch.float64, NEAR[:2]),
+                ((2, 2, 2, 1), torch.float64, NEAR),
+                ((1, 2, 1, 2), torch.float32, NEAR[::-1]),
+                ((1, 1, 1, 1), torch.float64, [(family, kind) for family in ALIKE for kind in OURS]),
+            )
+        ),
         ((1, 1, 1, 1), torch.float64, MODERN),
         ((1, 2, 2, 1), torch.float64, MODERN[1:2]),
         ((1, 1, 1, 1), torch.float64, RELATIVE),
@@ -227,6 +245,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
     "family",
     [
         *(pytest.param(each, marks=pytest.mark.slow if each in FAMILIES[1:3] else ()) for each in FAMILIES),
+        *(pytest.param(each, marks=pytest.mark.slow if each != "MegatronBert" else ()) for each in ALIKE),
         MPNET,
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
         DEBERTA,

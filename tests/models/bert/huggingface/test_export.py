@@ -20,6 +20,8 @@ from models.bert import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    EncodedText,
+    collate_texts,
     export_huggingface,
     open_weights,
 )
@@ -258,6 +260,28 @@ def test_the_largest_xlm_roberta_drops_none_of_its_mlps_and_norms_no_embeddings(
         assert (layer.attention_out_dropout.p, layer.dropout.p) == (0.3, 0.0)
 
 
+@pytest.mark.parametrize(("family", "name"), [("megatron-bert", "MegatronBert"), ("ernie", "Ernie")])
+def test_pre_training_of_other_families_with_next_sentences(tmp_path: Path, family: str, name: str) -> None:
+    """Both heads are written, and the library's class has the same logits with them."""
+    cube, norm = Cube.single(), "pre" if family == "megatron-bert" else "post"
+    cube.manual_seed(3)
+    model = BertForPreTraining(toy_config(67, family=family, norm=norm), cube).eval()
+    written = export_huggingface(model, cube, tmp_path)
+    assert (written.architecture, written.note) == (f"{name}ForPreTraining", None)
+    twin = back(tmp_path, written.architecture)
+    text = EncodedText(ids=np.arange(3, 12), types=np.arange(9) // 5, masked=np.arange(0), hidden=np.arange(0))
+    laid = collate_texts([text], cube)
+    states, start = model.bert(laid.batch), int(laid.starts[0])
+    word_embedding = model.bert.embeddings.tokens.weight
+    with torch.no_grad():
+        found = twin(torch.arange(3, 12)[None], token_type_ids=torch.arange(9)[None] // 5)
+        rows = torch.arange(start, start + 9)
+        mine = model.masked_lm(states, rows, word_embedding)
+        pairs = model.next_sentence(model.pooler(states, rows[:1]))
+    assert torch.allclose(found.prediction_logits[0], mine, atol=1e-5)
+    assert torch.allclose(found.seq_relationship_logits, pairs, atol=1e-5)
+
+
 def test_a_number(tmp_path: Path) -> None:
     cube = Cube.single()
     export_huggingface(BertForSequenceClassification(toy_config(67), 1, cube), cube, tmp_path, problem="regress")
@@ -270,7 +294,7 @@ def test_a_number(tmp_path: Path) -> None:
     ("change", "options", "message"),
     [
         ({"encoder": "modern"}, {}, r'has no encoder="modern": this model has rotary positions'),
-        ({"norm": "pre"}, {}, r'has no norm="pre": this model has norms before its blocks'),
+        ({"norm": "pre"}, {}, r'BERT has no norm="pre": this model has norms before its blocks.*"megatron-bert"'),
         ({}, {"dtype": "fp8"}, "dtype.*fp32, bf16, fp16.*'fp8'"),
         ({}, {"types": {"a.weight": "fp8"}}, "types.*fp32, bf16, fp16.*'fp8'.*a.weight"),
         ({}, {"heads": ["classifier"]}, "the model has no head 'classifier'"),
