@@ -46,7 +46,14 @@ if TYPE_CHECKING:
         normal,
         vector,
     )
-    from tensor3d.sharding.redistribute import local_rows, redistribute, select, spread_rows, sum_rows
+    from tensor3d.sharding.redistribute import (
+        local_rows,
+        redistribute,
+        select,
+        spread_rows,
+        sum_rows,
+        unfold_rows,
+    )
 else:
     check_versions()
     import_lazily(__name__)
@@ -126,6 +133,7 @@ __all__ = [
     "sum_gradient",
     "sum_rows",
     "to_fused_rows",
+    "unfold_rows",
     "vector",
     "vocab_topk",
 ]

@@ -260,6 +260,12 @@ def select(wire: CommModel, rows: int, hidden: int, *, forward_only: bool = Fals
     return forward if forward_only else forward + wire.moved("y", "all-gather", shard, wire.compute)
 
 
+def unfold_rows(wire: CommModel, hidden: int, kernel: int, face: Side = "z") -> Bytes:
+    """The first and last rows of each rank, for a convolution along sequences: an all-gather each way."""
+    edges = 2 * (kernel // 2) * (hidden // wire.size(face))
+    return times(wire.moved(other(face), "all-gather", edges, wire.compute), 2)
+
+
 def vocab_projection(wire: CommModel, rows: int, hidden: int, vocab: int) -> Bytes:
     """`Projection3D`: a product whose gathered weight stays for backward."""
     return product(wire, rows, hidden, vocab, "z", kept="weight")

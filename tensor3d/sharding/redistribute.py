@@ -1,4 +1,5 @@
-"""Rows of a matrix by their number: lookup in a table cut over an axis, selection of rows of a plane, change of face.
+"""Rows of a matrix by their number: lookup in a table cut over an axis, selection of rows of a plane, their neighbours,
+change of face.
 
 R rows wanted, T rows of the table, H columns
 """
@@ -237,6 +238,102 @@ class _SpreadRows(Function):
         (own,) = ctx.saved_tensors
         sums = reduce_scatter(sums_by_row(gradient, own.clamp(min=0), own >= 0, ctx.slots), ctx.axis).wait()
         return as_type(sums, gradient.dtype), None, None
+
+
+@out_of_graphs
+def unfold_rows(tensor: Tensor, positions: Tensor, kernel: int, cube: Cube, face: Face = "z") -> Tensor:
+    """Each row of a plane with its neighbours in its sequence beside it: `Linear3D` of them is a convolution along
+    sequences, padded with zeros, whose weight is that of `nn.Conv1d`, (N, H, k), with its last two dims as one.
+
+        forward  all-gather over the axis that splits the rows of the k // 2 first and last ones of each rank
+        backward the same of what gradients add up to for rows of others, in fp32 at least until they travel
+
+    Elements received: `(n-1) * 2 (k // 2) * H'` each way. Saved for backward: which neighbours there are.
+
+    Args:
+        tensor: (M/xy, H/z) on face z (y and z swapped on face y).
+        positions: (M/x,) the place of each row of the plane within its sequence, from 0 on, the same on every rank of
+            it; unused rows are sequences of one.
+        kernel: k, odd: rows that one looks at, itself and half of the others to each side.
+
+    Returns:
+        (M/xy, k*H/z) on face z: of each column the k values one after another, 0 where the sequence ends before.
+
+    Raises:
+        ValueError: a kernel that is not odd, positions that are not those of the plane, ranks with fewer rows than
+            others look at, or (on the CPU) positions that cannot be.
+    """
+    check_face(face)
+    if tensor.dim() == 3:
+        return in_batch(lambda one: unfold_rows(one, positions, kernel, cube, face), tensor, "unfold_rows")
+    check_matrix(tensor, "unfold_rows")
+    check_origin(tensor, face, cube, "unfold_rows")
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernel must be odd, so that a row has as many neighbours on both sides. Got {kernel}.")
+    axis, half = cube.axis(other(face)), kernel // 2
+    if axis.size > 1 and tensor.shape[0] < half:
+        raise ValueError(
+            f"unfold_rows with kernel={kernel} needs at least {half} rows on each rank. Got {tensor.shape[0]}. Take "
+            f"larger micro-batches, or a smaller {axis.name}."
+        )
+    plane = tensor.shape[0] * axis.size
+    positions, outside = check_numbers("positions", positions, max(1, plane), cube, lowest=0)
+    if positions.shape[0] != plane:
+        raise ValueError(
+            f"positions must name the place of each row of the plane, {plane} of them. Got shape "
+            f"{tuple(positions.shape)}."
+        )
+    # A row has a neighbour d rows before where it is at least the d-th of its sequence, and one behind where that is.
+    there = [positions >= -d if d < 0 else positions.roll(-d) >= d for d in range(-half, half + 1)]
+    valid = local_rows(torch.stack(there, 1), cube, face)
+    return spoil(_UnfoldRows.apply(tensor, valid, axis), outside, cube, face)
+
+
+class _UnfoldRows(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, valid: Tensor, axis: Axis) -> Tensor:
+        ctx.save_for_backward(valid)
+        ctx.axis, ctx.half = axis, valid.shape[1] // 2
+        ctx.result_face, ctx.made = "z" if axis.name == "y" else "y", "unfold_rows"
+        if not len(tensor):
+            return tensor.new_zeros(0, tensor.shape[1] * valid.shape[1])
+        before, after = _of_neighbours(tensor, ctx.half, axis)
+        windows = torch.cat([before, tensor, after]).unfold(0, valid.shape[1], 1)  # (M', H', k)
+        result = tensor.new_empty(windows.shape)
+        torch.where(valid.unsqueeze(1), windows, tensor.new_zeros(()), out=result)
+        return result.flatten(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (valid,) = ctx.saved_tensors
+        rows, kernel = valid.shape
+        half, parts = ctx.half, gradient.unflatten(1, (-1, kernel))
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        sums = gradient.new_zeros(rows + 2 * half, parts.shape[1], dtype=wide)
+        for number in range(kernel):
+            sums[number : number + rows] += parts[:, :, number].where(valid[:, number : number + 1], 0)
+        own = sums[half : half + rows]
+        # What lies before this rank's rows is a sum for the last ones of the rank before, and so on.
+        here = as_type(torch.cat([sums[:half], sums[rows + half :]]), gradient.dtype)
+        before, after = _of_neighbours(here, half, ctx.axis)
+        if half and ctx.axis.size > 1:
+            own[:half] += before
+            own[rows - half :] += after
+        return as_type(own, gradient.dtype), None, None
+
+
+def _of_neighbours(tensor: Tensor, half: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """The last rows of the member before and the first ones of the one behind, (half, H') each; 0 where there is
+    none."""
+    none = tensor.new_zeros(half, tensor.shape[1])
+    if axis.size == 1 or half == 0:
+        return none, none
+    edges = torch.cat([tensor[:half], tensor[len(tensor) - half :]])
+    members = all_gather(edges, axis).wait().view(axis.size, 2, half, -1)
+    before = members[axis.index - 1, 1] if axis.index else none
+    after = members[axis.index + 1, 0] if axis.index + 1 < axis.size else none
+    return before, after
 
 
 def places_in(rows: Tensor, first: int, table_rows: int) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ READERS: dict[str, Callable[[Tensor], object]] = {
     "select": lambda x: t3d.select(x, torch.tensor([0]), CUBE),
     "sum_rows": lambda x: t3d.sum_rows(x, torch.zeros(4, dtype=torch.int64), 1, CUBE),
     "spread_rows": lambda x: t3d.spread_rows(x, torch.zeros(4, dtype=torch.int64), CUBE),
+    "unfold_rows": lambda x: t3d.unfold_rows(x, torch.zeros(4, dtype=torch.int64), 3, CUBE),
     "vocab_topk": lambda x: t3d.vocab_topk(x, 2, H, CUBE),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,12 +18,16 @@ from tensor3d import (
     LookupEmbedding3D,
     all_reduce_replicated,
     gather,
+    local_rows,
     redistribute,
     select,
     shard,
     spread_rows,
     sum_rows,
+    unfold_rows,
 )
+from tensor3d.cost_model.comm_volume import CommModel
+from tensor3d.cost_model.comm_volume import unfold_rows as unfolded_bytes
 from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.sharding.activation_layout import other
 from tests.ranks import run_ranks
@@ -227,6 +232,92 @@ def test_bad_ids_of_one_plane_are_refused_on_every_rank(shape: Shape) -> None:
         assert math.isnan(loss)
     assert good_again
     assert other[2]
+
+
+# --- unfold --------------------------------------------------------------------------------------------------------
+
+
+LENGTHS = (7, 1, 2, 14)
+"""Of a plane's sequences: over edges of ranks and none, shorter than a kernel."""
+
+
+def _convolved(shape: Shape, kernel: int, face: Face) -> tuple[dict[str, float], bool]:
+    """`unfold_rows` times a weight beside Conv1d of each sequence, with gradients; and whether the bytes are told."""
+    cube, columns = Cube(*shape), 12
+    planes, rows = cube.shape.planes, sum(LENGTHS)
+    whole, weight, direction = (
+        torch.randn(*size, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+        for size in ((planes * rows, columns), (3, columns, kernel), (planes * rows, 3))
+    )
+    own = shard(whole, cube, face).detach().requires_grad_()
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    with cube.traffic.counting() as count:
+        parts = unfold_rows(own, positions, kernel, cube, face)
+        # What a product makes of these columns is a part of the sum over the axis that splits them.
+        split = cube.axis(face)
+        found = parts @ weight.chunk(split.size, 1)[split.index].flatten(1).t()
+        (found * local_plane(direction, cube, face)).sum().backward()
+    wire = CommModel(shape=cube.shape, rank=cube.rank, compute=8)
+    told = {key: value for key, value in unfolded_bytes(wire, columns, kernel, face).items() if value}
+    whole.requires_grad_()
+    wanted = [
+        F.conv1d(one.t().unsqueeze(0), weight, padding=kernel // 2)[0].t() for one in whole.split(planes * LENGTHS)
+    ]
+    (torch.cat(wanted) * direction).sum().backward()
+    assert whole.grad is not None
+    assert own.grad is not None
+    total = all_reduce_replicated(found.detach(), split)
+    errors = {
+        "forward": (total - local_plane(torch.cat(wanted).detach(), cube, face)).abs().max().item(),
+        "gradient": (own.grad - shard(whole.grad, cube, face)).abs().max().item(),
+    }
+    return errors, {key: value for key, value in count.received.items() if value} == told
+
+
+def local_plane(matrix: Tensor, cube: Cube, face: Face) -> Tensor:
+    """This rank's rows of it on a face, with all columns."""
+    plane = matrix.chunk(cube.shape.planes)[plane_number(cube)]
+    return local_rows(plane, cube, face)
+
+
+@pytest.mark.parametrize("shape", fast_alone((1, 2, 3, 1), (2, 2, 1, 1), (1, 4, 2, 1), (1, 2, 1, 2)), ids=name_of)
+def test_unfolded_rows_are_those_of_a_convolution_of_each_sequence(shape: Shape) -> None:
+    for errors, told in run_ranks(ranks_of(shape), _convolved_both, shape):
+        assert max(errors.values()) < 1e-13, errors
+        assert told
+
+
+def _convolved_both(shape: Shape) -> tuple[dict[str, float], bool]:
+    errors, told = {}, True
+    for kernel, face in product((1, 3, 5), FACES):
+        found, same = _convolved(shape, kernel, face)
+        errors |= {f"{kernel} {face} {name}": value for name, value in found.items()}
+        told &= same
+    return errors, told
+
+
+def test_what_cannot_be_unfolded_is_refused() -> None:
+    cube, rows = Cube.single(), torch.zeros(4, 6)
+    for positions, kernel, message in (
+        ([0, 1, 2, 3], 2, "kernel must be odd, .*Got 2"),
+        ([0, 1, 2], 3, r"place of each row of the plane, 4 of them. Got shape \(3,\)"),
+        ([0, 1, 2, 4], 3, "positions must be at least 0 and below 4. Got values from 0 to 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            unfold_rows(rows, torch.tensor(positions), kernel, cube)
+    assert unfold_rows(rows[None], torch.arange(4), 3, cube).shape == (1, 4, 18)
+
+
+def _too_few_rows() -> str:
+    cube = Cube(1, 2, 1)
+    with pytest.raises(ValueError, match="at least 2 rows") as refusal:
+        unfold_rows(torch.zeros(1, 6), torch.zeros(2, dtype=torch.int64), 5, cube)
+    return str(refusal.value)
+
+
+def test_ranks_with_fewer_rows_than_others_look_at_are_refused() -> None:
+    for told in run_ranks(2, _too_few_rows):
+        assert told.startswith("unfold_rows with kernel=5 needs at least 2 rows on each rank. Got 1.")
 
 
 # --- turn ----------------------------------------------------------------------------------------------------------
