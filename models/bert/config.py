@@ -94,6 +94,9 @@ class BertConfig:
     position_buckets: int | None = None
     """Of DeBERTa: buckets of distances to each side, even (He et al. 2021, arXiv 2006.03654, §3.1). Default: 256, but
     at most half of positions."""
+    conv_kernel: int | None = None
+    """Of DeBERTa: tokens that a convolution beside the first layer looks at, odd and at least 3 (the two largest of the
+    second version have one of 3). Default: there is no such convolution."""
     first_position: int = 0
     """Row of the position table for the first token of a sequence; those before it are not used. RoBERTa's is the id of
     padding and one more, MPNet's 2."""
@@ -208,6 +211,23 @@ class BertConfig:
             raise ValueError(
                 f'position_buckets belongs to family="deberta-v2". Got position_buckets={self.position_buckets} with '
                 f"family={self.family!r}. Leave it out."
+            )
+
+        if self.conv_kernel is not None:
+            self._check_convolution(self.conv_kernel)
+
+    def _check_convolution(self, kernel: int) -> None:
+        if self.family != "deberta-v2":
+            raise ValueError(
+                f'conv_kernel belongs to family="deberta-v2". Got conv_kernel={kernel} with family={self.family!r}. '
+                "Leave it out."
+            )
+        if kernel < 3 or kernel % 2 == 0:
+            raise ValueError(f"conv_kernel must be odd and at least 3. Got {kernel}.")
+        if self.layers < 2:
+            raise ValueError(
+                f"conv_kernel={kernel} needs at least 2 layers, for the convolution stands between the first and the "
+                f"next. Got layers={self.layers}."
             )
 
     def _check_classic(self) -> None:
@@ -418,6 +438,14 @@ class BertConfig:
     def has_projection(self) -> bool:
         """Whether the embeddings are projected to hidden."""
         return self.embedding_size != self.hidden
+
+    @property
+    def product_beside_layers(self) -> int | None:
+        """Columns that the one product of all tokens outside of layers reads, to give those of a hidden state: of
+        ELECTRA's narrow embeddings, or of DeBERTa's convolution. None: there is no such product."""
+        if self.conv_kernel is not None:
+            return self.conv_kernel * self.hidden
+        return self.embedding_size if self.has_projection else None
 
     @property
     def position_rows(self) -> int:

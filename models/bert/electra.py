@@ -82,6 +82,11 @@ class ReplacedTokens:
                 'replaced tokens are learnt by family="electra" and "deberta-v2", which alone have a head for them. '
                 f"Got family={config.family!r}. Set the family, or learn masked tokens."
             )
+        if config.conv_kernel is not None:
+            raise ValueError(
+                "replaced tokens are learnt by DeBERTas of the third version, which have no convolution. Got "
+                f"conv_kernel={config.conv_kernel}. Leave it out, or learn masked tokens."
+            )
         as_wide, layers = config.disentangles_embeddings, self.generator_layers
         if as_wide and self.generator_size not in (None, 1.0):
             raise ValueError(

@@ -40,6 +40,7 @@ from tensor3d import (
     local_rows,
     redistribute,
     select,
+    unfold_rows,
 )
 from tensor3d.attention import Backend
 from tensor3d.attention.relative import Buckets
@@ -309,6 +310,24 @@ class DistanceTable(nn.Module):
         return RelativeRows(rows=rows, buckets=self.table.buckets, dropout=self.dropout)
 
 
+class FirstConvolution(nn.Module):
+    """A convolution of the embeddings along each sequence, added to what the first layer gives, and a LayerNorm: of the
+    two largest DeBERTas of the second version, by their authors' code; the paper has none."""
+
+    def __init__(self, config: BertConfig, kernel: int, cube: Cube) -> None:
+        super().__init__()
+        self.cube, self.kernel = cube, kernel
+        self.conv = Linear3D(kernel * config.hidden, config.hidden, cube, "z", std=config.std)
+        self.dropout = Dropout3D(config.dropout, cube)
+        self.norm = LayerNorm3D(config.hidden, cube, eps=config.eps)
+
+    def forward(self, embedded: Tensor, h: Tensor, positions: Tensor) -> Tensor:
+        """Both (M/xy, H/z) on face z, to the same; positions (M/x,) of the plane's rows within their sequences."""
+        found = self.dropout(self.conv(unfold_rows(embedded, positions, self.kernel, self.cube)))
+        result: Tensor = self.norm(h, redistribute(activated(found, "gelu"), self.cube, to="z"))
+        return result
+
+
 class BertModel(Pretrained):
     """The encoder: embeddings and transformer layers (Devlin et al. 2018, §3; the modern one: models/bert/model.py).
 
@@ -339,6 +358,9 @@ class BertModel(Pretrained):
         self.relative = None
         if config.distance_buckets is not None:
             self.relative = DistanceTable(config, config.distance_buckets, cube)
+        self.convolution = None
+        if config.conv_kernel is not None:
+            self.convolution = FirstConvolution(config, config.conv_kernel, cube)
         self.relative_bias = None
         if config.has_relative_bias:
             self.relative_bias = RelativeBias3D(config.heads, cube, std=config.std)
@@ -365,12 +387,16 @@ class BertModel(Pretrained):
         """
         # Asked for before anything is sent.
         chosen = self._read(batch) if self.read_rows_only else None
-        h = self.embeddings(batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike, added=added)
+        h = embedded = self.embeddings(
+            batch.ids, batch.positions, batch.types, planes_alike=batch.planes_alike, added=added
+        )
         relative = None if self.relative_bias is None else self.relative_bias()
         if self.relative is not None:
             relative = self.relative()
-        for layer in self.layers[:-1]:
+        for number, layer in enumerate(self.layers[:-1]):
             h = layer(h, batch.sequences, relative=relative)
+            if number == 0 and self.convolution is not None:
+                h = self.convolution(embedded, h, batch.positions)
         h = self.layers[-1](h, batch.sequences, chosen, relative=relative)
         return h if self.final_norm is None else self.final_norm(h)
 

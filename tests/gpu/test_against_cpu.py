@@ -47,7 +47,7 @@ def bert_modern(cube: Cube) -> nn.Module:
 
 
 def deberta(cube: Cube) -> nn.Module:
-    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["deberta-v2"]), cube)
+    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["deberta-v2"], conv_kernel=3), cube)
 
 
 def mpnet(cube: Cube) -> nn.Module:

@@ -81,6 +81,9 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "jina-embeddings-v3": BertConfig(layers=24, hidden=1024, heads=16, **_JINA),
         "nomic-bert-base": BertConfig(layers=12, hidden=768, heads=12, **_NOMIC),
         "gte-multilingual-base": BertConfig(layers=12, hidden=768, heads=12, **_GTE),
+        # He et al. 2021, arXiv 2006.03654, of the second version.
+        "deberta-v2-xlarge": BertConfig(layers=24, hidden=1536, heads=24, conv_kernel=3, **_DEBERTA),
+        "deberta-v2-xxlarge": BertConfig(layers=48, hidden=1536, heads=24, conv_kernel=3, **_DEBERTA),
         # He et al. 2021, arXiv 2111.09543.
         "deberta-v3-xsmall": BertConfig(layers=12, hidden=384, heads=6, **_DEBERTA),
         "deberta-v3-small": BertConfig(layers=6, hidden=768, heads=12, **_DEBERTA),

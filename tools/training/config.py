@@ -173,6 +173,8 @@ class ModelConfig:
     its own. Default: data.max_length, which is also the least."""
     position_buckets: int | None = None
     """Of DeBERTa: buckets of distances to each side, even. Default: 256, but at most half of positions."""
+    conv_kernel: int | None = None
+    """Of DeBERTa: tokens that a convolution beside the first layer looks at, odd and at least 3. Default: none."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
     "modernbert" and "eurobert" have the modern encoder, "bert" may have either."""
@@ -224,7 +226,7 @@ class ModelConfig:
         Raises:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
-        sizes = ("layers", "hidden", "heads", "inner", "embedding", "position_buckets")
+        sizes = ("layers", "hidden", "heads", "inner", "embedding", "position_buckets", "conv_kernel")
         modern = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
         changed = {name: getattr(self, name) for name in (*sizes, *modern)}
         return dataclasses.replace(

@@ -499,6 +499,8 @@ def _encoder(config: BertConfig) -> str:
         positions = "rotary positions" if config.has_rotary else "position table"
         if config.distance_buckets is not None:
             positions = "distances of queries and keys"
+        if config.conv_kernel is not None:
+            positions += f", a convolution of {config.conv_kernel} tokens beside the first layer"
         mlp = f"a gate of {config.activation.upper()}" if config.has_gate else "GELU"
         return f"classic: {positions}, {mlp}, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
     told = "modern: rotary positions, GeGLU, LayerNorm before each block, no bias"

@@ -49,6 +49,7 @@ _SIZES = (
     "local_rotary_base",
     "rotary_factor",
     "pooling",
+    "conv_kernel",
 )
 
 
@@ -257,6 +258,7 @@ _KEYS = {
     "local_rotary_base": "model.local_rotary_base",
     "rotary_factor": "model.rotary_factor",
     "pooling": "model.pooling",
+    "conv_kernel": "model.conv_kernel",
     "activation": "model.activation",
     "eps": "model.eps",
 }

@@ -27,6 +27,7 @@ from tensor3d.cost_model.comm_volume import (
     together,
     transformer_layer,
     turn,
+    unfold_rows,
     vocab_projection,
 )
 from tensor3d.cost_model.product_operators import suits_fp8
@@ -104,8 +105,11 @@ def _micro_batch(
             select(wire, first, hidden),
             narrow_head(wire, first, 2, "y"),
         ]
-    if config.has_projection:
-        parts += [product(wire, rows, columns, hidden, "z", kept=kept.projection), turn(wire, rows, hidden)]
+    if config.product_beside_layers is not None:
+        read_columns = config.product_beside_layers
+        parts += [product(wire, rows, read_columns, hidden, "z", kept=kept.projection), turn(wire, rows, hidden)]
+    if config.conv_kernel is not None:
+        parts += [unfold_rows(wire, hidden, config.conv_kernel), layer_norm(wire, rows)]
     if config.pre_norm:
         parts.append((rms_norm if config.has_rms_norm else layer_norm)(wire, rows if read is None else read))
     if config.distance_buckets is not None:
@@ -190,10 +194,11 @@ def scaled_weights(config: BertConfig, shape: CubeShape, fp8: Fp8 | None) -> int
     """Of linear layers whose products have delayed scales: of other scaling none."""
     if fp8 != "delayed":
         return 0
-    hidden, columns = config.hidden, config.embedding_size
+    hidden = config.hidden
     layers: list[tuple[int, int, Side]] = config.layers * layer_products(config)
     dense = [(k, n, face) for _, k, n, face in _dense_of_heads(config, 0, 0).values()]
-    entry: list[tuple[int, int, Side]] = [(columns, hidden, "z")] if config.has_projection else []
+    beside = config.product_beside_layers
+    entry: list[tuple[int, int, Side]] = [] if beside is None else [(beside, hidden, "z")]
     return sum(suits_fp8(shape, *sizes) for sizes in (*layers, *dense, *entry))
 
 

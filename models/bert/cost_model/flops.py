@@ -17,6 +17,7 @@ rows replaced by the sum over the sequences, since packed attention crosses no b
     distances                 2 · 2 h S         a layer of DeBERTa: queries and keys meet each their own vector of it
     masked-LM head            2 (h e + e V) R; a decoder alone 2 h V R
     projected embeddings      2 e h T           where they are narrower
+    convolution               2 k h² T          where there is one, of k tokens
     pooler, next sentence     2 (h² + 2h) C     if the model has them
 
 A last layer that computes the read rows alone does its output projection and MLP for R + C tokens.
@@ -88,7 +89,7 @@ def model_flops(
         raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
     head = 2 * _PASSES * config.embedding_size * (hidden * (not config.has_decoder_alone) + config.vocab)
-    projection = 2 * _PASSES * config.embedding_size * hidden if config.has_projection else 0
+    projection = 2 * _PASSES * (config.product_beside_layers or 0) * hidden
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE) if config.next_sentence else 0
     spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0
     # In whole numbers: a long step has more FLOPs than a double has digits.

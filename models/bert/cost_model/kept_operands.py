@@ -21,7 +21,7 @@ class KeptProducts:
     layers: tuple[KeptCount, ...]
     """Of QKV, output, up and down: how many layers, the last ones, keep an operand."""
     projection: Kept = False
-    """Of narrower embeddings."""
+    """Of narrower embeddings, or of a convolution beside the first layer."""
     dense: Kept = "weight"
     """In the masked-LM head; as of the pooler, a budget decides of it where x is 1: else its weight stays."""
     pooler: Kept = "weight"
@@ -113,7 +113,8 @@ def _products(config: BertConfig, shape: CubeShape, element: int, recompute: Rec
     def one(place: int, k: int, n: int) -> GatheringProduct:
         return GatheringProduct(k=k, n=n, element=element, places=range(place, place + 1))
 
-    found = {"projection": one(0, columns, hidden)} if config.has_projection else {}
+    beside = config.product_beside_layers
+    found = {} if beside is None else {"projection": one(0, beside, hidden)}
     if recompute != "layer":
         for number, (k, n, face) in enumerate(layer_products(config)):
             found[f"layers.{number}"] = GatheringProduct(

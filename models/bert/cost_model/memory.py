@@ -178,7 +178,8 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
         more(load.rows, *size, count.inputs, count.weights, shard_stays=relu and size == sizes[-1])
         for size, count in zip(sizes, kept.layers, strict=True)
     )
-    layers += one(load.rows, columns, hidden, kept.projection)
+    if config.product_beside_layers is not None:
+        layers += one(load.rows, config.product_beside_layers, hidden, kept.projection)
     if wire.size("x") > 1:  # weights of heads stay, whatever the budget
         return layers, 0
     heads = 0 if config.has_decoder_alone else one(load.masked, hidden, columns, kept.dense)

@@ -164,7 +164,8 @@ def held(config: BertConfig, shape: CubeShape, rank: int = 0) -> ParamMemory:
 
 def parameters(config: BertConfig) -> list[ParamSpec]:
     """All of them, in the model's order. A tied weight comes once."""
-    return [*embeddings(config), *distances(config), *layers("bert.layers", config), *after_encoder(config)]
+    before = [*embeddings(config), *distances(config), *convolution(config)]
+    return [*before, *layers("bert.layers", config), *after_encoder(config)]
 
 
 def layers(name: str, config: BertConfig) -> list[ParamSpec]:
@@ -184,7 +185,7 @@ def norm(name: str, hidden: int) -> list[ParamSpec]:
 
 def _kinds(config: BertConfig) -> Iterator[tuple[ParamSpec, int]]:
     """All parameters, those of equal layers once, with the number of these."""
-    for parameter in (*embeddings(config), *distances(config), *after_encoder(config)):
+    for parameter in (*embeddings(config), *distances(config), *convolution(config), *after_encoder(config)):
         yield parameter, 1
     first = {layer_norms(config, number): number for number in reversed(range(config.layers))}
     for norms, number in first.items():
@@ -217,6 +218,14 @@ def distances(config: BertConfig) -> list[ParamSpec]:
         return []
     table_of = _matrix("bert.relative.table.weight", config.distance_buckets.rows, config.hidden, table("z"))
     return [table_of, *_norm("bert.relative.norm", config.hidden, True)]
+
+
+def convolution(config: BertConfig) -> list[ParamSpec]:
+    """Those beside the first layer."""
+    if config.conv_kernel is None:
+        return []
+    conv = _linear("bert.convolution.conv", config.conv_kernel * config.hidden, config.hidden, True)
+    return [*conv, *_norm("bert.convolution.norm", config.hidden, True)]
 
 
 def after_encoder(config: BertConfig) -> list[ParamSpec]:

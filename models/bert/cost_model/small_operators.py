@@ -154,6 +154,15 @@ _TABLE, _TABLE_OVER_X, _TABLE_ALONE = 12, 10, 4
 added to that of the projection); where x is; and where the projection has a weight of its own."""
 _DISTANCES = Count(36, 0, 1)
 """Operators of a layer whose scores hang on distances, more."""
+_CONVOLUTION: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
+    {(False, False): (35, 176), (False, True): (36, 184), (True, False): (37, 120), (True, True): (38, 124)}
+)
+"""By 16 bits and regions: operators of a convolution of 3 tokens, and bytes for each element of the hidden state,
+beside its norm's, of which `EMBEDDING_NORM` has as many, and its dropout's."""
+_WIDER: Mapping[bool, tuple[int, int]] = MappingProxyType({False: (11, 72), True: (11, 52)})
+"""By 16 bits: for each token more to both sides."""
+_CONVOLVED_OVER = 5, 8, 3
+"""Operators more where y or z is above 1, and for each of them."""
 _WITHOUT_TABLES: Mapping[tuple[bool, bool], Count] = MappingProxyType(
     {
         (False, False): Count(-38, -3, 7),
@@ -218,10 +227,12 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         more, always, spared = _GROUPED[kind[1:]]
         spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
         grouped = Work(operators=more, touched=always - spared)
-    distances, of_tables = Work(), Work()
+    distances, of_tables, convolved = Work(), Work(), Work()
     if config.distance_buckets is not None:
         distances = _of_distances(config, config.distance_buckets, wire, load)
         norm = EMBEDDING_NORM[kind[1:]][0]
+        if config.conv_kernel is not None:
+            convolved = _of_convolution(config.conv_kernel, config.dropout, wire, kind[1:], state)
         of_tables = Work(
             operators=norm.on(shape) - norm.alone - _FEWER_TABLES * (shape.ranks > 1),
             touched=_WITHOUT_TABLES[kind[1:]].on(shape) * state,
@@ -244,6 +255,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
         + round(layers * (distances.operators + turned.operators))
         + of_tables.operators
+        + convolved.operators
         + rest.operators.on(shape)
         - bare[0].on(shape)
         + norms_of_rest
@@ -253,6 +265,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         touched=round(
             layers * (distances.touched + turned.touched)
             + of_tables.touched
+            + convolved.touched
             + layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
             + (rest.state.on(shape) - bare[1].on(shape) - without * dropped_of_rest) * state
             + (_CHOSEN * config.next_sentence + _OVER_BOTH * (shape.y > 1 and shape.z > 1)) * state
@@ -295,7 +308,24 @@ def _of_distances(config: BertConfig, buckets: LogBuckets, wire: CommModel, load
         pairs, met = heads * rows * length, heads * rows * used
         touched += element * (7 * pairs + 2 * min(pairs, met) + 6 * met + (6 * rows + 14 * used) * columns)
         touched += 4 * 8 * length**2  # which bucket each pair has
-    return Work(operators=_DISTANCES.on(wire.shape), touched=touched)
+    undropped, spared = (0, 0) if config.dropout else _dropout(wire, False, False)
+    touched -= spared * (own // (wire.shape.x * wire.size("y") * wire.size("z")))
+    return Work(operators=_DISTANCES.on(wire.shape) - undropped, touched=touched)
+
+
+def _of_convolution(kernel: int, dropout: float, wire: CommModel, kind: tuple[bool, bool], state: int) -> Work:
+    """Beside its product: rows of a sequence side by side, the turn behind it, dropout, activation and norm."""
+    shape, further = wire.shape, kernel // 2 - 1
+    (operators, touched), (wider, farther) = _CONVOLUTION[kind], _WIDER[kind[0]]
+    norm_operators, norm_touched = (each.on(shape) for each in EMBEDDING_NORM[kind])
+    drops, dropped = _dropout(wire, False, False) if dropout else (0, 0)
+    either, over_y, over_z = _CONVOLVED_OVER
+    operators += either * (shape.y * shape.z > 1) + over_y * (shape.y > 1) + over_z * (shape.z > 1)
+    touched += wire.compute * (8 * (shape.y * shape.z > 1) + 2 * (shape.z > 1 and shape.y != shape.z))
+    return Work(
+        operators=operators + wider * further + norm_operators + drops,
+        touched=(touched + farther * further + norm_touched + dropped) * state,
+    )
 
 
 def _of_bias(config: BertConfig, wire: CommModel, load: MicroBatchShape) -> Work:
@@ -319,7 +349,8 @@ def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[
         for columns, alone in zip((config.hidden, config.embedding_size, config.embedding_size), here, strict=True)
     )
     one = Work(operators=_UNEVEN - config.pre_norm, touched=_UNEVEN_ALONE * config.pre_norm)
-    return one.times(2 * hidden), _UNEVEN * (embeddings and config.has_embedding_norm) + (_UNEVEN - 1) * head
+    norms = (embeddings and config.has_embedding_norm) + (hidden and config.conv_kernel is not None)
+    return one.times(2 * hidden), _UNEVEN * norms + (_UNEVEN - 1) * head
 
 
 def _dropout(wire: CommModel, compiled: bool, pre_norm: bool) -> tuple[int, int]:

@@ -355,7 +355,8 @@ class BertCosts:
             *(head(load.masked, k, n, kept.dense, config.head_bias, block) for k, n, _ in dense),
             *(head(load.first, k, n, kept.pooler, config.has_pooler_bias, block) for k, n, _ in first),
         ]
-        entry = [Product(rows=load.rows, k=columns, n=hidden, kept=kept.projection)] if config.has_projection else []
+        beside = config.product_beside_layers
+        entry = [] if beside is None else [Product(rows=load.rows, k=beside, n=hidden, kept=kept.projection)]
         linear = (*layers, *entry, *heads)
         if self.fp8 is not None:
             linear = tuple(

@@ -505,7 +505,6 @@ ARCHITECTURES = {
             defaults={"layer_norm_eps": 1e-7, "classifier_dropout": None},
             fixed={
                 "type_vocab_size": (0, "tokens have no types here"),
-                "conv_kernel_size": (0, "there is no convolution behind the first layer here"),
                 "pooler_dropout": (0, "[CLS] is dropped out behind the pooler alone here"),
                 "pooler_hidden_act": ("gelu", "the pooler's is GELU here"),
             },

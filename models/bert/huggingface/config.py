@@ -390,13 +390,20 @@ _DISENTANGLED: dict[str, tuple[Any, Any, str]] = {
     "share_att_key": (True, False, "distances have the weights of tokens here"),
     "norm_rel_ebd": ("layer_norm", "none", "the table of distances has a LayerNorm here"),
 }
+# The same of the convolution of the two largest of the second version.
+_CONVOLVED: dict[str, tuple[Any, Any, str]] = {
+    "conv_act": ("gelu", "tanh", "what the convolution beside the first layer gives goes through GELU here"),
+    "conv_groups": (1, 1, "the convolution beside the first layer reads all columns here"),
+}
+_KERNEL = "conv_kernel_size"
 _PRODUCTS, _BUCKETS, _FARTHEST = "pos_att_type", "position_buckets", "max_relative_positions"
 _BOTH_PRODUCTS = ("p2c", "c2p")
 
 
 def _deberta_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
     """What a DeBERTa has beside the sizes of all."""
-    for name, (needed, default, reason) in _DISENTANGLED.items():
+    kernel = _number({_KERNEL: 0, **settings}, _KERNEL, where, int)
+    for name, (needed, default, reason) in (_DISENTANGLED | (_CONVOLVED if kernel > 0 else {})).items():
         value = settings.get(name, default)
         if value != needed:
             said = "" if name in settings else ", the library's default"
@@ -406,6 +413,7 @@ def _deberta_fields(settings: Mapping[str, Any], architecture: Architecture, whe
     if not isinstance(parts, list) or sorted(map(str, parts)) != sorted(_BOTH_PRODUCTS):
         raise ValueError(f"{where}: {_PRODUCTS} must be {'|'.join(_BOTH_PRODUCTS)!r}, both products. Got {told!r:.60}.")
     fields: dict[str, Any] = {"eps": architecture.defaults["layer_norm_eps"]}
+    fields["conv_kernel"] = kernel if kernel > 0 else None
     fields["position_buckets"] = _number({_BUCKETS: -1, **settings}, _BUCKETS, where, int)
     longest, farthest = settings.get("max_position_embeddings"), settings.get(_FARTHEST, -1)
     if farthest not in (-1, longest):
@@ -431,6 +439,8 @@ def _deberta_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str,
     return {
         **{name: needed for name, (needed, _, _) in _DISENTANGLED.items()},
         **{name: needed for name, (needed, _) in ARCHITECTURES["deberta-v2"].fixed.items()},
+        _KERNEL: config.conv_kernel or 0,
+        **({name: needed for name, (needed, _, _) in _CONVOLVED.items()} if config.conv_kernel else {}),
         _PRODUCTS: found.get(_PRODUCTS, "|".join(_BOTH_PRODUCTS)),
         _BUCKETS: config.distance_buckets.span,
         _FARTHEST: found.get(_FARTHEST, -1),

@@ -19,6 +19,7 @@ from models.bert.huggingface.architectures import ARCHITECTURES, CLASSES, Archit
 from models.bert.huggingface.config import CONFIG, labels_from, says_head_dropout, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
 from models.bert.huggingface.param_names import (
+    CONVOLUTION,
     DECODER_BIAS,
     HEADS,
     LABELLED,
@@ -213,6 +214,8 @@ class _Plan:
             sizes = part_sizes(parameter.shape[0], len(targets), self.config)
             for target, known, size in zip(targets, names, sizes, strict=True):
                 kind, shape = self._type_of(known), (size, *parameter.shape[1:])
+                if known == CONVOLUTION and self.config.conv_kernel is not None:
+                    shape = (size, self.config.hidden, self.config.conv_kernel)
                 stop = start + prod(shape) * kind.itemsize
                 before = content.get(target)  # what is fused there comes part by part
                 first, rows = (before["data_offsets"][0], before["shape"][0]) if before else (start, 0)

@@ -64,6 +64,8 @@ RELATIVE_BIAS = "bert.encoder.relative_attention_bias.weight"
 """MPNet's, as it would be called in a BERT."""
 PROJECTION = "bert.embeddings_project"
 """ELECTRA's, as it would be called in a BERT."""
+CONVOLUTION = "bert.encoder.conv.conv.weight"
+"""DeBERTa's, as it would be called in a BERT: (N, H, k) there, and its last two dims are one here."""
 _DISTANCES = "bert.encoder."
 """What stands before DeBERTa's table by distance and its norm."""
 _OTHERS = {
@@ -80,6 +82,8 @@ _OTHERS = {
         ("bert.embeddings.norm", "bert.embeddings.LayerNorm"),
         ("bert.embeddings.projection", PROJECTION),
         (_FINAL_NORM, _FINAL_NORM),
+        ("bert.convolution.conv", CONVOLUTION.removesuffix(".weight")),
+        ("bert.convolution.norm", "bert.encoder.conv.LayerNorm"),
         ("bert.relative.norm", f"{_DISTANCES}LayerNorm"),
         ("prediction_head.dense", "prediction_head.dense"),
         ("prediction_head.norm", "prediction_head.norm"),
@@ -154,6 +158,8 @@ def is_known(name: str, config: BertConfig) -> bool:
         return config.has_embedding_norm
     if name.startswith((f"{_DISTANCES}rel_embeddings.", f"{_DISTANCES}LayerNorm.")):
         return config.distance_buckets is not None
+    if name.startswith("bert.encoder.conv."):
+        return config.conv_kernel is not None
     if match := _THEIR_LAYER.fullmatch(name):
         biases = _in_layers(config)
         return match[1] in biases and (match[2] == "weight" or biases[match[1]])

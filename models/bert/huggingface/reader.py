@@ -76,6 +76,8 @@ class FileTensor:
     """Its name in the file, where it is a part of another one's rows."""
     first: int = 0
     """The first of these rows."""
+    folded: int = 1
+    """Numbers of the file's last dim, which is one with that before here: of a convolution's kernel."""
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
@@ -125,13 +127,22 @@ def reading(tensors: dict[str, FileTensor]) -> Iterator[Read]:
             try:  # the file may have changed, or be another one on this rank, since its header was read
                 if path not in opened:
                     opened[path] = stack.enter_context(safe_open(path, framework="pt")) if is_safe else _unpickled(path)
-                source = opened[path]
-                values: Tensor = (source.get_slice(stored) if is_safe else source[stored])[part]
+                source, folded = opened[path], tensors[name].folded
+                whole = source.get_slice(stored) if is_safe else source[stored]
+                values: Tensor = whole[part] if folded == 1 else _unfolded(whole, part, folded)
             except (SafetensorError, KeyError, RuntimeError) as problem:
                 raise ValueError(f"{path}: {name} cannot be read: {problem}.") from None
             return values
 
         yield read
+
+
+def _unfolded(whole: Any, part: tuple[slice, ...], folded: int) -> Tensor:
+    """Of a tensor (N, H, k) this part of its (N, H * k)."""
+    rows, columns = part
+    first, last = columns.start // folded, -(-columns.stop // folded)
+    values: Tensor = whole[rows, slice(first, last), slice(0, folded)].flatten(1)
+    return values[:, columns.start - first * folded : columns.stop - first * folded]
 
 
 def _of_index(index: Path) -> dict[str, FileTensor]:
@@ -581,7 +592,10 @@ def _by_bert_name(
         is_left = left_over is not None and of_today.startswith(left_over)
         known = name if is_left else param_names.canonical(of_today, architecture, is_bare=is_bare)
         held, apart = architecture.held_in(known, masked_lm=masked_lm, answers=answers)
-        parts = _parts(name, found[name], len(held)) if apart else {name: found[name]}
+        one = found[name]
+        if known == param_names.CONVOLUTION and len(one.shape) == 3:
+            one = replace(one, shape=(one.shape[0], one.shape[1] * one.shape[2]), folded=one.shape[2])
+        parts = _parts(name, one, len(held)) if apart else {name: one}
         tensors |= parts
         for each, own in zip(held, parts if apart else [name] * len(held), strict=True):
             if each in by_name:

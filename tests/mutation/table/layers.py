@@ -8,6 +8,7 @@ GROUPS = "tests/layers/test_weight_groups.py"
 LINEAR = "tests/layers/test_layers.py::test_linear[2x2x2]"
 NORMS = "tests/layers/test_layers.py::test_norms[2x2x2]"
 TOKENS = "tests/layers/test_layers.py::test_token_model[2x2x2-67]"
+UNFOLDED = "tests/sharding/test_redistribute.py::test_unfolded_rows_are_those_of_a_convolution_of_each_sequence[1x2x3]"
 LOOKUPS = "tests/layers/test_lookup_ways.py::test_every_way_gives_the_same[2x2x2]"
 # Against plain PyTorch: a break that the twin on one device shares is no difference from it.
 PLAIN = "tests/test_sabotage.py::test_the_sound_library_agrees[tied_model]"
@@ -19,6 +20,27 @@ DISENTANGLED = (
 REPLACED = "tests/models/bert/test_electra.py::test_both_compute_what_the_librarys_do"
 
 MUTATIONS = (
+    Mutation(
+        "unfold-forgets-the-member-behind",
+        "tensor3d/sharding/redistribute.py",
+        old="after = members[axis.index + 1, 0] if axis.index + 1 < axis.size else none",
+        new="after = none",
+        tests=(UNFOLDED,),
+    ),
+    Mutation(
+        "unfold-keeps-what-others-gradients-add",
+        "tensor3d/sharding/redistribute.py",
+        old="            own[:half] += before\n",
+        new="",
+        tests=(UNFOLDED,),
+    ),
+    Mutation(
+        "unfold-crosses-sequences",
+        "tensor3d/sharding/redistribute.py",
+        old="positions.roll(-d) >= d for d",
+        new="positions.roll(-d) >= 0 for d",
+        tests=(UNFOLDED,),
+    ),
     Mutation(
         "relative-keys-of-the-other-side",
         "tensor3d/attention/relative.py",

@@ -153,6 +153,13 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "ernie-takes-another-task",
+        "models/bert/huggingface/reader.py",
+        old="(slice(0, 1), *part[1:])).to(",
+        new="(slice(1, 2), *part[1:])).to(",
+        tests=("tests/models/bert/huggingface/test_ernie.py",),
+    ),
+    Mutation(
         "eurobert-late-without-activation",
         "models/bert/tasks.py",
         old='return mean_of_texts(self.pooler.of_rows(h), batch, self.cube, "y")',

@@ -526,6 +526,8 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         ("eurobert-610m", 755_625_600),
         ("eurobert-2.1b", 2_403_092_736),
         ("mpnet-base", 109_518_527),
+        ("deberta-v2-xlarge", 887_085_156),
+        ("deberta-v2-xxlarge", 1_567_041_636),
         ("deberta-v3-xsmall", 70_958_820),
         ("deberta-v3-large", 435_191_908),
         ("mdeberta-v3-base", 279_061_880),

@@ -115,6 +115,21 @@ def test_with_a_table_by_distance(shape: Shape, options: dict[str, Any]) -> None
     check(shape, toy_config(67, **FAMILIES["deberta-v2"]), options=options)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 2, 2, 1), {}),
+        ((1, 4, 2, 1), {"recompute": "layer"}),
+        ((2, 1, 2, 1), {"keep_budget": 60_000}),
+        ((1, 2, 1, 2), {"keep_budget": 400_000}),
+    ],
+    ids=str,
+)
+def test_with_a_convolution(shape: Shape, options: dict[str, Any]) -> None:
+    check(shape, toy_config(67, **FAMILIES["deberta-v2"], conv_kernel=3), options=options)
+
+
 # Layers with and without a window send the same; the first one has a norm less.
 MODERN = {"encoder": "modern", "layers": 3, "window": 4, "global_every": 2}
 

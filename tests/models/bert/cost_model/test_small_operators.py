@@ -85,6 +85,10 @@ EVERY = [
     (GTE, "1x1x1", "fp32", True),
     (GTE, "1x2x2", "bf16", False),
     (replace(GTE, types=0, dropout=0.0), "1x1x1", "bf16", True),
+    (replace(DEBERTA, layers=2, conv_kernel=3), "1x1x1", "bf16", False),
+    (replace(DEBERTA, layers=2, conv_kernel=5, hidden=768, heads=12), "1x1x1", "bf16", False),
+    (replace(DEBERTA, layers=2, conv_kernel=3, dropout=0.0), "1x1x2", "fp32", True),
+    (replace(DEBERTA, layers=2, conv_kernel=3), "2x2x2", "bf16", True),
     (MPNET, "1x1x1", "bf16", False),
     (MPNET, "1x1x2", "fp32", True),
     (replace(MPNET, family="distilbert", first_position=0), "1x1x1", "bf16", True),
@@ -120,6 +124,7 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
             + ("" if case[0].kv_heads is None else "-grouped")
             + ("" if case[0].next_sentence else "-alone")
             + ("" if case[0].distance_buckets is None else "-distances")
+            + ("" if case[0].conv_kernel is None else f"-convolution{case[0].conv_kernel}")
             + (f"-{case[0].family}" if case[0].has_rotary and case[0].encoder == "classic" else "")
             + ("-bias" if case[0].has_relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
             marks=[] if case == FAST else pytest.mark.slow,
@@ -132,13 +137,15 @@ def test_operators_and_bytes_are_those_of_the_real_code(
 ) -> None:
     """Of a layer to the operator and within 1 %; of embeddings and heads, which are few, nearly. A region of classic
     layers converts one bias."""
-    shape, deeper = CubeShape.parse(box), replace(config, layers=2)
+    shape, deeper = CubeShape.parse(box), replace(config, layers=config.layers + 1)
     one, two = (said(each, shape, compute, compiled) for each in (config, deeper))
     real_one, real_two = (counted(each, shape, compute, compiled) for each in (config, deeper))
     layer, real = two.less(one), real_two.less(real_one)
     assert layer.operators - real.operators in ((0, 1) if compiled and compute != "fp32" else (0,))
     assert layer.touched == pytest.approx(real.touched, rel=0.01)
-    rest, real_rest = one.less(layer), real_one.less(real)
+    rest, real_rest = one, real_one
+    for _ in range(config.layers):
+        rest, real_rest = rest.less(layer), real_rest.less(real)
     assert rest.operators == pytest.approx(real_rest.operators, abs=4 if shape.ranks < 3 else 12)
     assert rest.touched == pytest.approx(real_rest.touched, rel=0.04 if shape.x == 1 else 0.25)
 

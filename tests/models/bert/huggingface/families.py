@@ -117,6 +117,8 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             **dict.fromkeys(("bos_token_id", "eos_token_id", "mask_token_id"), 3),
         }
     if family == DEBERTA:
+        if kind in ("ForSequenceClassification", "Model"):
+            settings |= {"conv_kernel_size": 3 + 2 * (number % 2), "conv_act": "gelu", "num_hidden_layers": 2}
         return settings | {
             **{"relative_attention": True, "position_biased_input": False, "share_att_key": True},
             **{"norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p", "max_relative_positions": -1},
@@ -213,6 +215,8 @@ def cube_step(model: Any, kind: str, texts: list[EncodedText], cube: Cube) -> di
     ]
     if bert.final_norm is not None:  # the library's last hidden states are behind it
         hooks.append(bert.final_norm.register_forward_hook(lambda _, __, h: states.__setitem__(-1, h.detach())))
+    if bert.convolution is not None:  # so are those of its first layer
+        hooks.append(bert.convolution.register_forward_hook(lambda _, __, h: states.__setitem__(1, h.detach())))
     laid = collate_texts(texts, cube)
     loss = loss_of(model, kind, laid, texts, cube)
     for hook in hooks:

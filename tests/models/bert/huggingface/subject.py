@@ -169,7 +169,7 @@ def gradient_errors(ours: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
             # Shifts all scores of a row alike, so its gradient is zero but for rounding: measured by the weight's.
             errors[name] = float(torch.maximum(gradient.abs().max(), wanted[name].abs().max()) / beside)
         else:
-            errors[name] = error(gradient, wanted[name], name)
+            errors[name] = error(gradient, wanted[name].reshape(gradient.shape), name)
     return errors
 
 
