@@ -274,6 +274,8 @@ def depth_of(name: str, layers: int) -> int:
     so on; heads come last."""
     if name.startswith(("bert.embeddings.", "bert.relative.", "bert.relative_bias.")):
         return 0
+    if name.startswith("bert.convolution."):  # whose sum with the first layer's result the others read
+        return 1
     found = re.match(r"bert\.layers\.(\d+)\.", name)
     return int(found[1]) + 1 if found else layers + 1
 

@@ -278,6 +278,7 @@ ARCHITECTURES = {
             prefix="bert.",
             in_layers={"attention.output.LayerNorm": "attention.ln", "output.LayerNorm": "ln"},
             others=_both({"bert.final_norm": "bert.encoder.ln"}),
+            settings={"classifier_dropout": None},
             **_BERT,
         ),
         Architecture(

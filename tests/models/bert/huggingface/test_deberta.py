@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.bert import BertConfig, BertForPreTraining, EncodedText, export_huggingface, open_weights
+from models.bert import BertConfig, BertForPreTraining, BertModel, EncodedText, export_huggingface, open_weights
 from models.bert.huggingface import open_generator
 from models.bert.huggingface.config import config_from, settings_of
 from models.bert.huggingface.reader import HFWeights
@@ -19,8 +19,9 @@ from models.bert.tasks import piece_losses
 from tensor3d import Cube, local
 from tests.models.bert.huggingface.families import DEBERTA, drawn
 from tests.models.bert.huggingface.subject import original, saved, tensors_of
-from tests.models.toy import Shape
+from tests.models.toy import FAMILIES, Shape, toy_config
 from tools.convert.__main__ import parts_of
+from tools.finetune.trainer import depth_of
 
 pytest.importorskip("transformers")
 ONE: Shape = (1, 1, 1, 1)
@@ -218,3 +219,11 @@ def test_a_difference_without_its_sum_is_refused(tmp_path: Path) -> None:
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"word_embeddings._weight is what it differs by .* write the sum of both"):
         parts_of(open_weights(tmp_path), Cube.single(), ())
+
+
+def test_a_convolution_belongs_to_the_first_layer() -> None:
+    """Where learning rates fall with depth, or first layers stay as they are."""
+    config = toy_config(67, **FAMILIES["deberta-v2"], conv_kernel=3)
+    names = [name for name, _ in BertModel(config, Cube.single()).named_parameters() if "convolution" in name]
+    assert {depth_of(f"bert.{name}", config.layers) for name in names} == {1}
+    assert len(names) == 4

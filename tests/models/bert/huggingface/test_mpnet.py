@@ -150,13 +150,24 @@ def test_far_tokens(tmp_path: Path) -> None:
     torch.testing.assert_close(found[1], wanted[1, :200], rtol=1e-9, atol=1e-9)
 
 
+MEGATRON = toy_config(67, family="megatron-bert", norm="pre", dropout=0.1)
+
+
 @pytest.mark.parametrize(
-    ("dropout", "note"), [(None, None), (0.3, "config.json says nothing of dropout 0.3 of what the head reads")]
+    ("config", "dropout", "note"),
+    [
+        (SMALL, None, None),
+        (SMALL, 0.3, "config.json says nothing of dropout 0.3 of what the head reads"),
+        (MEGATRON, 0.3, "config.json says nothing of dropout 0.3 of what the head reads"),
+    ],
+    ids=["mpnet", "mpnet-0.3", "megatron-bert-0.3"],
 )
-def test_a_head_drops_out_as_much_as_all_do(tmp_path: Path, dropout: float | None, note: str | None) -> None:
+def test_a_head_drops_out_as_much_as_all_do(
+    tmp_path: Path, config: BertConfig, dropout: float | None, note: str | None
+) -> None:
     """The library has no setting of its own for it, and reads none."""
     cube = Cube.single()
-    model = BertForSequenceClassification(SMALL, 3, cube, dropout=dropout)
+    model = BertForSequenceClassification(config, 3, cube, dropout=dropout)
     assert export_huggingface(model, cube, tmp_path / "out").note == note
     settings = json.loads((tmp_path / "out" / CONFIG).read_text())
     assert "classifier_dropout" not in settings
