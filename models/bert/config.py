@@ -3,64 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
+from models.bert.families import FAMILIES, Encoder, Family, FamilyTraits, Norm, Pooling, having, told
 from tensor3d import CubeShape
 from tensor3d.attention.relative import LogBuckets
-from tensor3d.layers.mlp import GatedActivation
 from tensor3d.layers.relative import check_rows
 from tensor3d.ops.activations import Activation, check_activation_name
 
-Encoder = Literal["classic", "modern"]
-Family = Literal[
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "xlm-roberta-xl",
-    "roberta-prelayernorm",
-    "data2vec-text",
-    "megatron-bert",
-    "ernie",
-    "mpnet",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "eurobert",
-    "deberta-v2",
-    "jina_embeddings_v3",
-    "nomic_bert",
-    "gte",
-]
-"""Architectures that have such an encoder, as Hugging Face's library calls them; ModernBERT and EuroBERT have the
-modern one."""
-Pooling = Literal["cls", "mean", "late"]
-ROBERTAS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "data2vec-text", "mpnet")
-"""Families with the heads of RoBERTa, and positions that begin behind that of padding."""
-_ROBERTA_HEADS = (*ROBERTAS, "jina_embeddings_v3")
-WITH_NEXT_SENTENCE = ("bert", "ernie", "megatron-bert")
-"""Families with a head for next sentences in Hugging Face's library."""
-PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
-"""Families of the classic encoder whose norms stand before each block, and at the end."""
-ROTARY_BASES: Mapping[str, float] = MappingProxyType(
-    {"jina_embeddings_v3": 20_000.0, "nomic_bert": 1_000.0, "gte": 160_000.0}
-)
-"""Families whose classic encoder has rotary positions and no table of them, and the bases that they have by default."""
-_GATED = ("nomic_bert", "gte")
-"""Those of them whose MLP has a gate."""
-WITHOUT_TYPES = ("mpnet", "distilbert", "modernbert", "eurobert", "deberta-v2")
-"""Families whose tokens have no types."""
-_ONE_TYPE = ("jina_embeddings_v3", "gte")
-"""Families whose tokens have one type unless told otherwise."""
-_GELU_POOLERS = ("electra", "eurobert", "deberta-v2")
 _MODERN_ONLY = ("kv_heads", "window", "global_every", "local_rotary_base", "attention_out_dropout")
-_POOLINGS: Mapping[str, tuple[Pooling, ...]] = MappingProxyType(
-    {"modernbert": ("cls", "mean"), "eurobert": ("cls", "mean", "late")}
-)
-"""What classifiers of texts may look at; of other families [CLS]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +64,7 @@ class BertConfig:
     activation: Activation = "gelu"
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
     is "silu" or "gelu"; so are the gates of NomicBERT and GTE."""
-    norm: Literal["post", "pre"] = "post"
+    norm: Norm = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder, XLM-RoBERTa-XL,
     RoBERTa-PreLayerNorm and Megatron-BERT are always "pre"."""
     eps: float = 1e-12
@@ -144,6 +96,11 @@ class BertConfig:
     """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT and EuroBERT.
     "late", of EuroBERT: the head looks at each token, and the mean of all is its answer."""
 
+    @property
+    def traits(self) -> FamilyTraits:
+        """Of its family."""
+        return FAMILIES[self.family]
+
     def __post_init__(self) -> None:
         sizes = ("layers", "hidden", "heads", "kv_heads", "embedding", "vocab", "positions", "inner", "window")
         for name in (*sizes, "global_every", "position_buckets"):
@@ -161,67 +118,60 @@ class BertConfig:
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite. Got {getattr(self, name)}.")
         check_activation_name(self.activation)
-        if self.rotary_factor != 1.0 and self.family not in ROTARY_BASES:
+        if self.rotary_factor != 1.0 and self.traits.rotary_base is None:
             raise ValueError(
-                f"rotary_factor belongs to family={_told(ROTARY_BASES)}. Got rotary_factor={self.rotary_factor} with "
-                f"family={self.family!r}. Leave it out."
+                f"rotary_factor belongs to family={told(having('rotary_base'))}. Got rotary_factor="
+                f"{self.rotary_factor} with family={self.family!r}. Leave it out."
             )
         if not 0 < self.rotary_factor < math.inf:
             raise ValueError(f"rotary_factor must be above 0 and finite. Got {self.rotary_factor}.")
-        if self.norm not in ("post", "pre"):
+        if self.norm not in get_args(Norm):
             raise ValueError(f'norm must be "post" or "pre". Got {self.norm!r}.')
         if self.encoder not in get_args(Encoder):
             raise ValueError(f'encoder must be "classic" or "modern". Got {self.encoder!r}.')
         self._check_modern() if self.encoder == "modern" else self._check_classic()
 
     def _check_family(self) -> None:
-        if self.family not in get_args(Family):
-            raise ValueError(f"family must be one of {', '.join(get_args(Family))}. Got {self.family!r}.")
-        if self.family in WITHOUT_TYPES and self.types:
+        if self.family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}. Got {self.family!r}.")
+        traits = self.traits
+        if self.types and not traits.types:
             raise ValueError(f'family="{self.family}" has no token types. Got types={self.types}. Set types = 0.')
-        if self.family not in WITHOUT_TYPES and self.types < (self.family != "gte"):
-            known = ", ".join(f'"{each}"' for each in (*WITHOUT_TYPES, "gte"))
-            raise ValueError(f"types must be at least 1, but of the families {known}. Got {self.types}.")
+        if self.types < traits.least_types:
+            without = told((name for name, each in FAMILIES.items() if not each.least_types), ", ")
+            raise ValueError(f"types must be at least 1, but of the families {without}. Got {self.types}.")
         if self.pooling not in get_args(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {self.pooling!r}.")
-        if self.pooling not in _POOLINGS.get(self.family, ("cls",)):
-            known = " and ".join(f'"{family}"' for family, each in _POOLINGS.items() if self.pooling in each)
+        if self.pooling not in traits.poolings:
+            known = told((name for name, each in FAMILIES.items() if self.pooling in each.poolings), " and ")
             raise ValueError(
                 f'pooling="{self.pooling}" belongs to family={known}. Got family={self.family!r}. Leave it out.'
             )
-        lowest = 1 if self.family in ROBERTAS else 0
+        lowest = int(traits.behind_padding)
         if self.first_position < lowest or (self.first_position and not lowest):
             raise ValueError(
                 f"first_position must be {'at least 1, the id of padding and one more,' if lowest else 0} of "
                 f"family={self.family!r}. Got {self.first_position}."
             )
-        if self.family == "mpnet" and self.first_position != 2:
+        if traits.second_position and self.first_position != 2:
             raise ValueError(
-                'family="mpnet" has first_position=2, for padding has the id 1 in each of them. Got '
+                f'family="{self.family}" has first_position=2, for padding has the id 1 in each of them. Got '
                 f"first_position={self.first_position}. Set first_position = 2."
             )
-
-        if self.embedding is not None and self.family != "electra":
-            raise ValueError(
-                f'embedding belongs to family="electra". Got embedding={self.embedding} with family={self.family!r}. '
-                "Leave it out."
-            )
-
-        if self.position_buckets is not None and self.family != "deberta-v2":
-            raise ValueError(
-                f'position_buckets belongs to family="deberta-v2". Got position_buckets={self.position_buckets} with '
-                f"family={self.family!r}. Leave it out."
-            )
-
+        for name, trait in (
+            ("embedding", "narrow_embeddings"),
+            ("position_buckets", "distances"),
+            ("conv_kernel", "distances"),
+        ):
+            if getattr(self, name) is not None and not getattr(traits, trait):
+                raise ValueError(
+                    f"{name} belongs to family={told(having(trait))}. Got {name}={getattr(self, name)} with "
+                    f"family={self.family!r}. Leave it out."
+                )
         if self.conv_kernel is not None:
             self._check_convolution(self.conv_kernel)
 
     def _check_convolution(self, kernel: int) -> None:
-        if self.family != "deberta-v2":
-            raise ValueError(
-                f'conv_kernel belongs to family="deberta-v2". Got conv_kernel={kernel} with family={self.family!r}. '
-                "Leave it out."
-            )
         if kernel < 3 or kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd and at least 3. Got {kernel}.")
         if self.layers < 2:
@@ -232,25 +182,23 @@ class BertConfig:
 
     def _check_classic(self) -> None:
         _ = self.distance_buckets
-        if self.family == "deberta-v2" and self.norm != "post":
-            raise ValueError(
-                f'family="deberta-v2" has its norms after each block. Got norm={self.norm!r}. Leave it out.'
-            )
-        if self.has_rotary:
-            self._check_rotary_classic()
-        elif self.rotary_base is not None:
-            raise ValueError(
-                f'rotary_base belongs to encoder="modern" and to family={_told(ROTARY_BASES)}. Got rotary_base='
-                f"{self.rotary_base} with family={self.family!r}. Leave it out."
-            )
-        if self.family in ("modernbert", "eurobert"):
+        if "classic" not in self.traits.encoders:
             raise ValueError(
                 f'family="{self.family}" has encoder="modern". Got encoder="classic". Set encoder = "modern".'
             )
-        if self.family in PRE_NORM and self.norm != "pre":
+        if self.norm not in self.traits.norms:
+            where, remedy = ("before", 'Set norm = "pre"') if self.norm == "post" else ("after", "Leave it out")
             raise ValueError(
-                f'family="{self.family}" has its norms before each block. Got norm={self.norm!r}. Set norm = "pre".'
+                f'family="{self.family}" has its norms {where} each block. Got norm={self.norm!r}. {remedy}.'
             )
+        if self.has_rotary:
+            self._check_rotary()
+        elif self.rotary_base is not None:
+            raise ValueError(
+                f'rotary_base belongs to encoder="modern" and to family={told(having("rotary_base"))}. Got rotary_base='
+                f"{self.rotary_base} with family={self.family!r}. Leave it out."
+            )
+        self._check_gate()
         for name in _MODERN_ONLY:
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -259,12 +207,14 @@ class BertConfig:
                 )
 
     def _check_modern(self) -> None:
-        if self.family not in ("bert", "modernbert", "eurobert"):
+        if "modern" not in self.traits.encoders:
             raise ValueError(
                 f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
             )
-        if self.family == "eurobert":
-            self._check_eurobert()
+        if self.traits.decoder_alone:
+            self._check_decoder_alone()
+        if self.traits.activations is not None:
+            self._check_gate()
         elif self.activation != "gelu":
             raise ValueError(
                 f'activation belongs to encoder="classic". Got {self.activation!r} with encoder="modern", whose gate '
@@ -304,34 +254,23 @@ class BertConfig:
             if base is not None and not 0 < base < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite. Got {base}.")
 
-    def _check_rotary_classic(self) -> None:
-        """Jina's third embedding model, NomicBERT and GTE."""
-        self._check_rotary()
-        if self.norm != "post":
+    def _check_gate(self) -> None:
+        known = self.traits.activations
+        if known is not None and self.activation not in known:
             raise ValueError(
-                f'family="{self.family}" has its norms after each block. Got norm={self.norm!r}. Leave it out.'
-            )
-        if self.has_gate and self.activation not in get_args(GatedActivation):
-            raise ValueError(
-                f'family="{self.family}" has a gate of {" or ".join(get_args(GatedActivation))}. Got activation='
-                f"{self.activation!r}."
+                f'family="{self.family}" has a gate of {" or ".join(known)}. Got activation={self.activation!r}.'
             )
 
-    def _check_eurobert(self) -> None:
-        if self.activation not in get_args(GatedActivation):
-            raise ValueError(
-                f'family="eurobert" has a gate of {" or ".join(get_args(GatedActivation))}. Got activation='
-                f"{self.activation!r}."
-            )
+    def _check_decoder_alone(self) -> None:
         if self.tied:
             raise ValueError(
-                'family="eurobert" has a masked-LM head that is a decoder of its own and nothing else. Got tied=True. '
-                "Set tied = false."
+                f'family="{self.family}" has a masked-LM head that is a decoder of its own and nothing else. Got '
+                "tied=True. Set tied = false."
             )
         if self.window is not None:
             raise ValueError(
-                f'family="eurobert" has no window: all layers see whole sequences. Got window={self.window}. Leave it '
-                "out."
+                f'family="{self.family}" has no window: all layers see whole sequences. Got window={self.window}. '
+                "Leave it out."
             )
 
     @property
@@ -356,46 +295,35 @@ class BertConfig:
 
     @property
     def out_dropout(self) -> float:
-        """Of what attention's output projection gives; DistilBERT drops none of it."""
-        if self.family == "distilbert":
+        """Of what attention's output projection gives."""
+        if not self.traits.drops_attention:
             return 0.0
         return self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
 
     @property
     def mlp_dropout(self) -> float:
-        """Of what an MLP gives; XLM-RoBERTa-XL drops none of it."""
-        return 0.0 if self.family == "xlm-roberta-xl" else self.dropout
-
-    @property
-    def has_embedding_norm(self) -> bool:
-        """Whether the embeddings end with a LayerNorm; XLM-RoBERTa-XL's, Megatron-BERT's and EuroBERT's do not."""
-        return self.family not in ("xlm-roberta-xl", "megatron-bert", "eurobert")
+        """Of what an MLP gives."""
+        return self.dropout if self.traits.drops_mlp else 0.0
 
     @property
     def has_rotary(self) -> bool:
         """Whether attention turns queries and keys by their places, so that there is no table of positions."""
-        return self.encoder == "modern" or self.family in ROTARY_BASES
+        return self.encoder == "modern" or self.traits.rotary_base is not None
 
     @property
     def has_gate(self) -> bool:
         """Whether the MLP is of three matrices, one of them a gate."""
-        return self.encoder == "modern" or self.family in _GATED
+        return self.encoder == "modern" or self.traits.gate
 
     @property
     def gate_dropout(self) -> float:
-        """Of what an MLP's gate lets through, before its last product; GTE's."""
-        return self.dropout if self.family == "gte" else 0.0
-
-    @property
-    def has_relative_bias(self) -> bool:
-        """Whether scores of attention have a bias by distance, one of each head for all layers (MPNet: Song et al.
-        2020, arXiv 2004.09297; T5's buckets)."""
-        return self.family == "mpnet"
+        """Of what an MLP's gate lets through, before its last product."""
+        return self.dropout if self.traits.drops_gate else 0.0
 
     @property
     def distance_buckets(self) -> LogBuckets | None:
         """How DeBERTa's scores tell distances apart. None: of other families they have none."""
-        if self.family != "deberta-v2":
+        if not self.traits.distances:
             return None
         span = min(256, self.positions // 4 * 2) if self.position_buckets is None else self.position_buckets
         try:
@@ -404,31 +332,14 @@ class BertConfig:
             raise ValueError(f"position_buckets={span} with positions={self.positions}: {problem}") from None
 
     @property
-    def disentangles_embeddings(self) -> bool:
-        """Whether a generator beside the model, where it learns replaced tokens, has embeddings of its own, and the
-        model's table of tokens is what it differs by from the generator's: gradient-disentangled sharing (DeBERTaV3:
-        He et al. 2021, arXiv 2111.09543, §3.3)."""
-        return self.family == "deberta-v2"
-
-    @property
     def has_relative_positions(self) -> bool:
         """Whether attention's scores hang on distances."""
-        return self.has_relative_bias or self.distance_buckets is not None
-
-    @property
-    def has_rms_norm(self) -> bool:
-        """Whether norms are RMSNorm, not LayerNorm."""
-        return self.family == "eurobert"
-
-    @property
-    def has_decoder_alone(self) -> bool:
-        """Whether the masked-LM head is a projection without anything before it and without a bias."""
-        return self.family == "eurobert"
+        return self.traits.relative_bias or self.distance_buckets is not None
 
     def has_attention_norm(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has a norm before or after its attention: not the first one of a modern
         encoder whose embeddings end with one."""
-        return layer > 0 or self.encoder == "classic" or not self.has_embedding_norm
+        return layer > 0 or self.encoder == "classic" or not self.traits.embedding_norm
 
     @property
     def embedding_size(self) -> int:
@@ -456,31 +367,11 @@ class BertConfig:
     @property
     def head_activation(self) -> Activation:
         """Inside the masked-LM head."""
-        return "gelu" if self.family in (*_ROBERTA_HEADS, "electra", "gte") else self.activation
-
-    @property
-    def pooler_activation(self) -> Literal["tanh", "relu", "gelu"]:
-        return "relu" if self.family == "distilbert" else "gelu" if self.family in _GELU_POOLERS else "tanh"
+        return self.traits.head_activation or self.activation
 
     @property
     def has_pooler_bias(self) -> bool:
-        return self.head_bias or self.family == "eurobert"
-
-    @property
-    def has_prediction_head(self) -> bool:
-        """Whether heads of fine-tuning read a prediction head (dense, GELU, LayerNorm), those of tokens too, and not
-        the pooler or the hidden states themselves."""
-        return self.family == "modernbert"
-
-    @property
-    def has_dropout_before_pooler(self) -> bool:
-        """Whether the head that classifies texts drops out [CLS] too, and not its pooled vector alone."""
-        return self.family in (*_ROBERTA_HEADS, "electra")
-
-    @property
-    def has_dropout_before_answers(self) -> bool:
-        """Whether the head that finds answers drops out what it reads, as those of classes do."""
-        return self.family in ("distilbert", "modernbert")
+        return self.head_bias if self.traits.pooler_bias is None else self.traits.pooler_bias
 
     @property
     def head_dim(self) -> int:
@@ -489,7 +380,7 @@ class BertConfig:
     @property
     def layer_biases(self) -> tuple[bool, bool, bool, bool]:
         """Whether QKV, attention's output, the MLP's first product (with its gate) and its last one have a bias."""
-        own = self.encoder == "classic" and self.family != "nomic_bert"
+        own = self.encoder == "classic" and self.traits.biases
         return own, own, own and not self.has_gate, own
 
     @property
@@ -513,7 +404,8 @@ class BertConfig:
 
     def rotary_base_of(self, layer: int) -> float:
         """The base of a layer's rotary positions, layers counted from 0."""
-        base = ROTARY_BASES.get(self.family, 10_000.0) if self.rotary_base is None else self.rotary_base
+        default = 10_000.0 if self.traits.rotary_base is None else self.traits.rotary_base
+        base = default if self.rotary_base is None else self.rotary_base
         return base if self.local_rotary_base is None or self.window_of(layer) is None else self.local_rotary_base
 
     @property
@@ -534,13 +426,9 @@ class BertConfig:
                 )
 
 
-def _told(families: Iterable[str]) -> str:
-    return " or ".join(f'"{each}"' for each in families)
-
-
 def types_of(family: Family) -> int:
     """Token types of such a model, where nothing else is said."""
-    return 0 if family in WITHOUT_TYPES else 1 if family in _ONE_TYPE else 2
+    return FAMILIES[family].types
 
 
 def _preset(layers: int, hidden: int) -> BertConfig:

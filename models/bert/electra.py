@@ -87,7 +87,7 @@ class ReplacedTokens:
                 "replaced tokens are learnt by DeBERTas of the third version, which have no convolution. Got "
                 f"conv_kernel={config.conv_kernel}. Leave it out, or learn masked tokens."
             )
-        as_wide, layers = config.disentangles_embeddings, self.generator_layers
+        as_wide, layers = config.traits.disentangles_embeddings, self.generator_layers
         if as_wide and self.generator_size not in (None, 1.0):
             raise ValueError(
                 f'the generator of a family="{config.family}" is as wide as the model, which has its embeddings. Got '
@@ -236,7 +236,7 @@ class ElectraForPreTraining(nn.Module):
     `cube.manual_seed`.
 
     A DeBERTa's discriminator has a table of tokens that is 0 at first, and looks tokens up in it and in the generator's
-    (`BertConfig.disentangles_embeddings`): the first learns of its loss, the other one of the generator's alone.
+    (`FamilyTraits.disentangles_embeddings`): the first learns of its loss, the other one of the generator's alone.
 
     Args:
         config: the discriminator's.
@@ -264,14 +264,14 @@ class ElectraForPreTraining(nn.Module):
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
         self.replaced_tokens = ReplacedTokenHead(config, cube)
-        self.generator = (SeparateGenerator if config.disentangles_embeddings else Generator)(
+        self.generator = (SeparateGenerator if config.traits.disentangles_embeddings else Generator)(
             settings.generator(config),
             cube,
             backend=backend,
             recompute=recompute,
             reshard_after_forward=reshard_after_forward,
         )
-        if config.disentangles_embeddings:
+        if config.traits.disentangles_embeddings:
             with torch.no_grad():
                 local(self.bert.embeddings.tokens.weight).zero_()
 

@@ -130,7 +130,7 @@ def rotary_layer(
 
 def norm_of(config: BertConfig, cube: Cube) -> LayerNorm3D | RMSNorm3D:
     """A norm of hidden states, on face z."""
-    if config.has_rms_norm:
+    if config.traits.rms_norm:
         return RMSNorm3D(config.hidden, cube, eps=config.eps)
     return LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.norm_bias)
 
@@ -223,7 +223,7 @@ class BertEmbeddings(nn.Module):
         if config.types:
             self.types = LookupEmbedding3D(config.types, columns, cube, std=config.std)
         self.norm = None
-        if config.has_embedding_norm:
+        if config.traits.embedding_norm:
             self.norm = LayerNorm3D(columns, cube, eps=config.eps, bias=config.norm_bias)
         self.dropout = Dropout3D(config.dropout, cube)
         self.projection = None
@@ -362,7 +362,7 @@ class BertModel(Pretrained):
         if config.conv_kernel is not None:
             self.convolution = FirstConvolution(config, config.conv_kernel, cube)
         self.relative_bias = None
-        if config.has_relative_bias:
+        if config.traits.relative_bias:
             self.relative_bias = RelativeBias3D(config.heads, cube, std=config.std)
         layer = rotary_layer if config.has_rotary else classic_layer
         self.layers = nn.ModuleList(
@@ -448,14 +448,14 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         self.cube, self.activation = cube, config.head_activation
         self.dense = self.norm = None
-        if not config.has_decoder_alone:
+        if not config.traits.decoder_alone:
             before = PredictionHead(config, cube)
             self.dense, self.norm = before.dense, before.norm
         self.projection = Projection3D(
             config.embedding_size,
             config.vocab,
             cube,
-            bias=not config.has_decoder_alone,
+            bias=not config.traits.decoder_alone,
             std=config.std,
             holds_weight=not config.tied,
         )
@@ -477,7 +477,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
-        self.cube, self.activation = cube, config.pooler_activation
+        self.cube, self.activation = cube, config.traits.pooler
         self.dense = Linear3D(
             config.hidden,
             config.hidden,

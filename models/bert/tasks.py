@@ -71,7 +71,7 @@ class BertForSequenceClassification(_BertClassifier):
 
     def _add_head(self) -> None:
         config, cube = self.config, self.cube
-        if config.has_prediction_head:
+        if config.traits.prediction_head:
             self.prediction_head = PredictionHead(config, cube)
         else:
             self.pooler = Pooler(config, cube)
@@ -87,10 +87,10 @@ class BertForSequenceClassification(_BertClassifier):
             return mean_of_texts(self.pooler.of_rows(h), batch, self.cube, "y")
         if self.config.pooling == "mean":
             mean = mean_of_texts(h, batch, self.cube)
-            return self.prediction_head(mean) if self.config.has_prediction_head else self.pooler.of_rows(mean)
-        if self.config.has_prediction_head:
+            return self.prediction_head(mean) if self.config.traits.prediction_head else self.pooler.of_rows(mean)
+        if self.config.traits.prediction_head:
             return self.prediction_head(select(h, batch.first, self.cube))
-        return self.pooler(h, batch.first, self.dropout if self.config.has_dropout_before_pooler else None)
+        return self.pooler(h, batch.first, self.dropout if self.config.traits.drops_before_pooler else None)
 
     def logits_of_texts(self, laid: TextBatch) -> Tensor:
         """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a
@@ -146,7 +146,7 @@ class BertForQuestionAnswering(Pretrained):
 
     Args:
         dropout: of what the head reads. Default: as of hidden states in the families whose library class drops any of
-            it (`BertConfig.has_dropout_before_answers`), else 0.
+            it (`FamilyTraits.drops_before_answers`), else 0.
         backend, recompute, reshard_after_forward: as in `BertModel`.
     """
 
@@ -167,7 +167,7 @@ class BertForQuestionAnswering(Pretrained):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
-        usual = config.dropout if config.has_dropout_before_answers else 0.0
+        usual = config.dropout if config.traits.drops_before_answers else 0.0
         self.dropout = Dropout3D(usual if dropout is None else dropout, cube)
         self.face, self.prediction_head = _before_tokens(config, cube)
         self.answers = SmallHead3D(config.hidden, 2, cube, self.face, std=config.std)
@@ -232,7 +232,7 @@ class BertForTokenClassification(_BertClassifier):
 
 def _before_tokens(config: BertConfig, cube: Cube) -> tuple[Face, PredictionHead | None]:
     """What heads that look at every token read: the face, and the head in front of them, if the family has one."""
-    return ("y", PredictionHead(config, cube)) if config.has_prediction_head else ("z", None)
+    return ("y", PredictionHead(config, cube)) if config.traits.prediction_head else ("z", None)
 
 
 def _behind(head: PredictionHead | None, h: Tensor) -> Tensor:

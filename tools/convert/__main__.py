@@ -14,7 +14,7 @@ import torch
 import tyro
 from torch import nn
 
-from models.bert.config import ROBERTAS, BertConfig
+from models.bert.config import BertConfig
 from models.bert.electra import ReplacedTokenHead
 from models.bert.huggingface import (
     LoadReport,
@@ -236,7 +236,7 @@ def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
     """What the config.json says of tokens; the library's EuroBERT, MPNet and RoBERTas have ids of their own tokenizers
     by default."""
     ids = {"pad_token_id": special.pad}
-    if config.family in (*ROBERTAS, "eurobert"):
+    if config.traits.behind_padding or config.family == "eurobert":
         ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
     return ids | ({"mask_token_id": special.mask} if config.family == "eurobert" else {})
 

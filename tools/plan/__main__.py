@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from models.bert.config import WITH_NEXT_SENTENCE
 from models.bert.cost_model.step_cost import BYTES, Batch, BertCosts
 from tensor3d import CubeShape
 from tensor3d.cost_model.hardware import Cluster, Link, cluster_of, read_cluster
@@ -249,7 +248,7 @@ class PlanCommand:
             positions=self.positions,
             folder=self.model_folder,
         )
-        both = config.family in WITH_NEXT_SENTENCE if self.objective is None else self.objective != "masked-lm"
+        both = config.traits.next_sentence if self.objective is None else self.objective != "masked-lm"
         config = dataclasses.replace(config, next_sentence=both)
         batch = Batch(
             packs=self.global_batch, capacity=self.capacity, length=self.length, masked_share=self.masked_share

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from models.bert import PRESETS
-from models.bert.config import ROBERTAS, types_of
+from models.bert.config import types_of
 from models.bert.cost_model.step_cost import BertCosts
+from models.bert.families import having
 from tensor3d.cost_model.hardware import Cluster
 from tensor3d.cost_model.search import BoxPlan
 from tensor3d.cost_model.step_time import Overlap
@@ -19,7 +20,7 @@ from tools.training.config import BatchConfig, ModelConfig, TrainConfig, read_co
 ROOT = Path(__file__).parents[2]
 _RECIPES = {"base": "bert-base-phase1", "large": "bert-large-phase1"}
 _OF_FAMILIES = {
-    **dict.fromkeys((each for each in ROBERTAS if each != "mpnet"), "roberta-base"),
+    **dict.fromkeys((each for each in having("behind_padding") if each != "mpnet"), "roberta-base"),
     "modernbert": "modernbert-base-phase1",
 }
 _KINDS = (

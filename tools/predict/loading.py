@@ -479,7 +479,7 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     if task not in _HEADS:
         raise ValueError(f"task must be one of {', '.join(_HEADS)}. Got {task!r}.")
     needed = _HEADS[task]
-    if weights.config.has_prediction_head and needed and needed[-1] != "masked_lm":
+    if weights.config.traits.prediction_head and needed and needed[-1] != "masked_lm":
         needed = ("prediction_head", needed[-1])
     missing = [head for head in needed if head not in weights.heads]
     if missing:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import tyro
 
 from models.bert import PRESETS, BertConfig, ReplacedTokens
-from models.bert.config import Family, types_of
+from models.bert.config import types_of
+from models.bert.families import Family
 from tensor3d.attention import Backend
 from tensor3d.attention.flash_version import FlashVersion
 from tensor3d.cost_model.step_cost import check_keep_budget

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from models.bert import BertConfig, BertForPreTraining, ElectraForPreTraining
-from models.bert.config import WITH_NEXT_SENTENCE
 from models.bert.huggingface import WeightSource, open_generator, open_weights
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
@@ -322,12 +321,12 @@ def _fill_both(model: ElectraForPreTraining, weights: WeightSource, generator: P
         told.append(f"generator: {generator}: {beside.fill(model.generator_alone(), cube).in_words()}")
         read = local(table).detach().clone()
     told.insert(0, f"{weights.folder}: {weights.fill(model.discriminator_alone(), cube).in_words()}")
-    if model.config.disentangles_embeddings:
+    if model.config.traits.disentangles_embeddings:
         model.part_embeddings(has_generator=generator is not None)
     elif read is not None and not all(all_gather_object(cube, read.equal(local(table)))):
         told.append("the embeddings, which both have in common, are the model's, and the generator's were others")
     if generator is None:
-        own = " but for its embeddings of tokens, which are the model's" * model.config.disentangles_embeddings
+        own = " but for its embeddings of tokens, which are the model's" * model.config.traits.disentangles_embeddings
         told.append(f"the generator is as initialised{own}")
     return "; ".join(told)
 
@@ -400,7 +399,7 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
     """
     weights = open_weights(folder)
     _check_sizes(folder, weights.config, recipe)
-    has_none = weights.config.family not in WITH_NEXT_SENTENCE and "next_sentence" not in weights.heads
+    has_none = not weights.config.traits.next_sentence and "next_sentence" not in weights.heads
     if not recipe.data.single and has_none:
         raise ValueError(
             f"the model in {folder} has no head for next sentences, as no model of the family "

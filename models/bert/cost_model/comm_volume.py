@@ -89,12 +89,12 @@ def _micro_batch(
     dense, kept_of = _dense_of_heads(config, masked, first), {"masked_lm": kept.dense, "pooler": kept.pooler}
     parts = [
         embedding(wire, rows, vocab, columns, planes_alike=True),
-        *([layer_norm(wire, rows)] if config.has_embedding_norm else []),
+        *([layer_norm(wire, rows)] if config.traits.embedding_norm else []),
         _layers(config, wire, rows, kept, recomputed, read),
         # masked-LM head
         select(wire, masked, hidden),
         block_products(wire, list(dense.values()), kept=[kept_of[name] for name in dense]),
-        *([] if config.has_decoder_alone else [layer_norm(wire, masked, "y"), turn(wire, masked, columns)]),
+        *([] if config.traits.decoder_alone else [layer_norm(wire, masked, "y"), turn(wire, masked, columns)]),
         vocab_projection(wire, masked, columns, vocab),
         cross_entropy(wire, masked),
         # both losses and both counts of right answers
@@ -111,7 +111,7 @@ def _micro_batch(
     if config.conv_kernel is not None:
         parts += [unfold_rows(wire, hidden, config.conv_kernel), layer_norm(wire, rows)]
     if config.pre_norm:
-        parts.append((rms_norm if config.has_rms_norm else layer_norm)(wire, rows if read is None else read))
+        parts.append((rms_norm if config.traits.rms_norm else layer_norm)(wire, rows if read is None else read))
     if config.distance_buckets is not None:
         parts.append(layer_norm(wire, config.distance_buckets.rows // wire.size("x")))
         one = relative_table(wire, config.distance_buckets.rows, hidden, recomputed=recomputed)
@@ -122,7 +122,7 @@ def _micro_batch(
 def _dense_of_heads(config: BertConfig, masked: int, first: int) -> dict[str, tuple[int, int, int, Side]]:
     """Of the masked-LM head, and of the pooler."""
     found: dict[str, tuple[int, int, int, Side]] = {}
-    if not config.has_decoder_alone:
+    if not config.traits.decoder_alone:
         found["masked_lm"] = (masked, config.hidden, config.embedding_size, "z")
     if config.next_sentence:
         found["pooler"] = (first, config.hidden, config.hidden, "z")
@@ -252,7 +252,7 @@ def _layers(
             qkv=config.qkv_size,
             gated=config.has_gate,
             norms=norms,
-            rms=config.has_rms_norm,
+            rms=config.traits.rms_norm,
             pre_norm=config.pre_norm,
             kept=of_products,
             recomputed=recomputed,

@@ -68,7 +68,7 @@ def electra_parameters(config: BertConfig, generator: BertConfig) -> list[ParamS
         ParamSpec(name=f"{output}.weight", shape=(1, config.hidden), layout=narrow("y")),
         ParamSpec(name=f"{output}.bias", shape=(1,), layout=copies("y")),
     ]
-    if config.disentangles_embeddings:  # the discriminator's table is multiplied by nothing
+    if config.traits.disentangles_embeddings:  # the discriminator's table is multiplied by nothing
         found[0] = replace(found[0], multiplies=False)
         return [*found, *(replace(each, name=f"generator.{each.name}") for each in parameters(generator))]
     if generator.has_projection:

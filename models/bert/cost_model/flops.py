@@ -88,7 +88,7 @@ def model_flops(
     if config.local_layers and near is None:
         raise ValueError(f"layers with window={config.window} need near: the pairs of tokens within it. Got none.")
     hidden, encoder = config.hidden, work(config)
-    head = 2 * _PASSES * config.embedding_size * (hidden * (not config.has_decoder_alone) + config.vocab)
+    head = 2 * _PASSES * config.embedding_size * (hidden * (not config.traits.decoder_alone) + config.vocab)
     projection = 2 * _PASSES * (config.product_beside_layers or 0) * hidden
     pooler = 2 * _PASSES * hidden * (hidden + _NEXT_SENTENCE) if config.next_sentence else 0
     spared = _spared(config, int(tokens), int(squares), int(masked + sequences), near) if read_rows_only else 0

@@ -121,7 +121,7 @@ def _products(config: BertConfig, shape: CubeShape, element: int, recompute: Rec
                 k=k, n=n, face=face, element=element, places=range(1 + number, after, 4), block=0
             )
     if shape.x == 1:
-        if not config.has_decoder_alone:
+        if not config.traits.decoder_alone:
             found["dense"] = one(after, hidden, columns)
         if config.next_sentence:
             found["pooler"] = one(after + 1, hidden, hidden)

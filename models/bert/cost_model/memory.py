@@ -182,7 +182,7 @@ def _within_budget(config: BertConfig, wire: CommModel, load: MicroBatchShape, c
         layers += one(load.rows, config.product_beside_layers, hidden, kept.projection)
     if wire.size("x") > 1:  # weights of heads stay, whatever the budget
         return layers, 0
-    heads = 0 if config.has_decoder_alone else one(load.masked, hidden, columns, kept.dense)
+    heads = 0 if config.traits.decoder_alone else one(load.masked, hidden, columns, kept.dense)
     if config.next_sentence:
         heads += one(load.first, hidden, hidden, kept.pooler)
     return layers, heads

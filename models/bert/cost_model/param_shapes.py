@@ -202,9 +202,9 @@ def embeddings(config: BertConfig) -> list[ParamSpec]:
     for name, rows in (("positions", config.position_rows), ("types", config.types)):
         if rows:
             found.append(_matrix(f"bert.embeddings.{name}.weight", rows, columns, table("z")))
-    if config.has_embedding_norm:
+    if config.traits.embedding_norm:
         found += _norm("bert.embeddings.norm", columns, config.norm_bias)
-    if config.has_relative_bias:
+    if config.traits.relative_bias:
         found.append(_matrix("bert.relative_bias.weight", BiasBuckets().rows, config.heads, table("y")))
     return [
         *found,
@@ -234,12 +234,12 @@ def after_encoder(config: BertConfig) -> list[ParamSpec]:
     found: list[ParamSpec] = []
     if config.pre_norm:
         found += _norm("bert.final_norm", hidden, config.norm_bias)
-    if not config.has_decoder_alone:
+    if not config.traits.decoder_alone:
         found += _linear("masked_lm.dense", hidden, config.embedding_size, config.head_bias)
         found += _norm("masked_lm.norm", config.embedding_size, config.norm_bias, on_y=True)
     if not config.tied:
         found.append(_multiplied(f"{decoder}.weight", vocab, config.embedding_size, matrix("z")))
-    if not config.has_decoder_alone:
+    if not config.traits.decoder_alone:
         found.append(ParamSpec(name=f"{decoder}.bias", shape=(vocab,), layout=vector("y"), multiplies=True))
     if not config.next_sentence:
         return found

@@ -191,7 +191,7 @@ AGAIN = 4 / 3
 
 
 def form_of(config: BertConfig) -> Form:
-    return "rms" if config.has_rms_norm else "modern" if config.encoder == "modern" else config.norm
+    return "rms" if config.traits.rms_norm else "modern" if config.encoder == "modern" else config.norm
 
 
 def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, *, compiled: bool, again: bool) -> Work:
@@ -205,7 +205,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     shape = wire.shape
     kind = (form_of(config), wire.compute == 2, compiled)
     layer, rest, repeated = LAYER[kind], REST[kind], AGAIN if again else 1.0
-    known = config.has_embedding_norm or kind[0] == "rms"  # whose counts are without one
+    known = config.traits.embedding_norm or kind[0] == "rms"  # whose counts are without one
     bare = (Count(0), Count(0)) if known else EMBEDDING_NORM[kind[1:]]
     state, inner, masked = (
         rows * columns // (shape.y * shape.z)
@@ -237,7 +237,7 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
             operators=norm.on(shape) - norm.alone - _FEWER_TABLES * (shape.ranks > 1),
             touched=_WITHOUT_TABLES[kind[1:]].on(shape) * state,
         )
-    elif config.has_relative_bias:
+    elif config.traits.relative_bias:
         distances = _of_bias(config, wire, load)
     if config.encoder == "classic" and config.distance_buckets is None:
         absent = (not config.position_rows) + (not config.types)
@@ -341,7 +341,7 @@ def _of_bias(config: BertConfig, wire: CommModel, load: MicroBatchShape) -> Work
 def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[Work, int]:
     """Of a layer's two norms beyond those in the tables, bytes for each element; and operators of the embeddings' and
     the masked-LM head's."""
-    if compiled or wire.compute != 2 or config.has_rms_norm:
+    if compiled or wire.compute != 2 or config.traits.rms_norm:
         return Work(), 0
     here = [wire.size("z") == 1, wire.size("z") == 1, wire.size("y") == 1]
     hidden, embeddings, head = (
@@ -349,7 +349,7 @@ def _uneven_norms(config: BertConfig, wire: CommModel, compiled: bool) -> tuple[
         for columns, alone in zip((config.hidden, config.embedding_size, config.embedding_size), here, strict=True)
     )
     one = Work(operators=_UNEVEN - config.pre_norm, touched=_UNEVEN_ALONE * config.pre_norm)
-    norms = (embeddings and config.has_embedding_norm) + (hidden and config.conv_kernel is not None)
+    norms = (embeddings and config.traits.embedding_norm) + (hidden and config.conv_kernel is not None)
     return one.times(2 * hidden), _UNEVEN * norms + (_UNEVEN - 1) * head
 
 

@@ -347,10 +347,10 @@ class BertCosts:
             return Product(rows=rows, k=k, n=n, kept=stays, bias=bias, together=together)
 
         first: list[tuple[int, int, Side]] = [(hidden, hidden, "z")] if config.next_sentence else []
-        dense: list[tuple[int, int, Side]] = [] if config.has_decoder_alone else [(hidden, columns, "z")]
+        dense: list[tuple[int, int, Side]] = [] if config.traits.decoder_alone else [(hidden, columns, "z")]
         block = weights_together(wire, [*dense, *first])
         # Never in FP8: a loss reads what it returns.
-        vocabulary = head(load.masked, columns, config.vocab, "weight", not config.has_decoder_alone)
+        vocabulary = head(load.masked, columns, config.vocab, "weight", not config.traits.decoder_alone)
         heads = [
             *(head(load.masked, k, n, kept.dense, config.head_bias, block) for k, n, _ in dense),
             *(head(load.first, k, n, kept.pooler, config.has_pooler_bias, block) for k, n, _ in first),

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from models.bert.config import PRE_NORM, ROTARY_BASES, BertConfig, types_of
+from models.bert.config import BertConfig, types_of
+from models.bert.families import FAMILIES
 from models.bert.huggingface.architectures import ARCHITECTURES, Architecture, architecture_of
 from tensor3d.ops.activations import Activation
 
@@ -98,7 +99,7 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         fields |= _eurobert_fields(settings, found, where)
     elif found.rotary:
         fields |= _rotary_fields(settings, found, where)
-    elif found.name in PRE_NORM:
+    elif FAMILIES[found.name].norms == ("pre",):
         fields["norm"] = "pre"
     elif found.name == "deberta-v2":
         fields |= _deberta_fields(settings, found, where)
@@ -330,7 +331,8 @@ def _rotary_fields(settings: Mapping[str, Any], architecture: Architecture, wher
     _check_head_dim(settings, where)
     own = _OWN_THETA.get(architecture.name, _THETA)
     said = {**_table(settings, _OLD_SCALING, where), **_table(settings, _ROPE, where)}
-    kind, default = said.pop("rope_type", said.pop("type", "default")), ROTARY_BASES[architecture.name]
+    kind, default = said.pop("rope_type", said.pop("type", "default")), FAMILIES[architecture.name].rotary_base
+    assert default is not None
     base = _agreed_base(said, settings, own, default, where)
     if kind in ("linear", "ntk"):
         factor = _number({_FACTOR: 0, **said}, _FACTOR, where, float)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.bert.config import PRE_NORM, WITH_NEXT_SENTENCE, BertConfig
+from models.bert.config import BertConfig
+from models.bert.families import FAMILIES, told
 from models.bert.huggingface.architectures import ARCHITECTURES, CLASSES, Architecture
 from models.bert.huggingface.config import CONFIG, labels_from, says_head_dropout, settings_of
 from models.bert.huggingface.model_json import replacing, write_object
@@ -273,18 +274,19 @@ def _dropout_lost(config: BertConfig) -> list[str]:
 
 
 def _check_encoder(config: BertConfig) -> None:
-    if config.family in ("modernbert", "eurobert"):
+    if "classic" not in config.traits.encoders:
         return
-    norm = "pre" if config.family in PRE_NORM else "post"
+    norm = "pre" if config.traits.norms == ("pre",) else "post"
     for field, value, needed, reason in (
         ("encoder", config.encoder, "classic", "rotary positions, a gated MLP and no biases"),
         ("norm", config.norm, norm, "norms before its blocks"),
     ):
         if value != needed:
-            known = ", ".join(f'"{each}"' for each in ("modernbert", "eurobert", *PRE_NORM))
+            alone = (name for name, each in FAMILIES.items() if each.norms == ("pre",) or each.encoders == ("modern",))
             raise ValueError(
                 f'Hugging Face\'s {ARCHITECTURES[config.family].title} has no {field}="{value}": this model has '
-                f'{reason}. Only encoder="classic" with norm="post" and the families {known} can be exported.'
+                f'{reason}. Only encoder="classic" with norm="post" and the families {told(alone, ", ")} can be '
+                "exported."
             )
     if config.family == "distilbert" and config.eps != _EPS_OF_DISTILBERT:
         raise ValueError(
@@ -300,7 +302,7 @@ def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Archit
     if lost := sorted(chosen - present):
         raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
     for spare in ("next_sentence", "pooler", "prediction_head"):
-        if heads is None and chosen not in kind.heads and (spare == "pooler" or kind.name not in WITH_NEXT_SENTENCE):
+        if heads is None and chosen not in kind.heads and (spare == "pooler" or not FAMILIES[kind.name].next_sentence):
             chosen = chosen - {spare}
     if chosen not in kind.heads:
         known = "; ".join(_told(each) for each in CLASSES if each in kind.heads)

@@ -97,7 +97,7 @@ class CheckpointWeights(WeightSource):
     def _add_generators(self, used: dict[str, Tensor], cube: Cube) -> None:
         """Of a run whose model's embeddings are what they differ by from its generator's, adds these."""
         stored = in_generator(TOKENS, self.config)
-        if GENERATOR not in self.facts or not self.config.disentangles_embeddings or TOKENS not in used:
+        if GENERATOR not in self.facts or not self.config.traits.disentangles_embeddings or TOKENS not in used:
             return
         beside = nn.Parameter(torch.empty_like(used[TOKENS]))
         checkpoint.load(self.checkpoint, _tree({stored: beside}), None, cube, only=[stored])

@@ -149,13 +149,13 @@ def is_known(name: str, config: BertConfig) -> bool:
     if name.startswith(PROJECTION):
         return config.has_projection
     if name == RELATIVE_BIAS:
-        return config.has_relative_bias
+        return config.traits.relative_bias
     if config.encoder == "modern" and name.endswith(".bias"):
         return False
     if name.startswith(f"{_FINAL_NORM}."):
         return config.pre_norm
     if name.startswith("bert.embeddings.LayerNorm."):
-        return config.has_embedding_norm
+        return config.traits.embedding_norm
     if name.startswith((f"{_DISTANCES}rel_embeddings.", f"{_DISTANCES}LayerNorm.")):
         return config.distance_buckets is not None
     if name.startswith("bert.encoder.conv."):
@@ -185,7 +185,7 @@ def part_of(name: str) -> str | None:
 def in_generator(name: str, config: BertConfig) -> str:
     """What a checkpoint of such a run calls a parameter of the generator, which has here the name as of a masked
     language model of its own: embeddings are the discriminator's, but for their projection, or its own."""
-    if config.disentangles_embeddings:
+    if config.traits.disentangles_embeddings:
         return f"{GENERATOR}.{name}"
     if name.startswith(("bert.embeddings.projection.", "bert.layers.")):
         return f"{GENERATOR}.{name.removeprefix('bert.').removeprefix('embeddings.')}"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+BESIDE_THE_LIBRARY = (
+    "tests/models/bert/huggingface/test_architectures.py"
+    "::test_models_by_chance_compute_what_the_librarys_do[(1, 1, 1, 1)-torch.float64-8]"
+)
+"""With DistilBERT's classifier of texts."""
 MUTATIONS = (
     Mutation(
         "flops-distances-are-free",
@@ -37,8 +42,8 @@ MUTATIONS = (
     Mutation(
         "flops-head-without-vocabulary",
         "models/bert/cost_model/flops.py",
-        old="(hidden * (not config.has_decoder_alone) + config.vocab)",
-        new="(hidden * (not config.has_decoder_alone))",
+        old="(hidden * (not config.traits.decoder_alone) + config.vocab)",
+        new="(hidden * (not config.traits.decoder_alone))",
         tests=("tests/models/bert/cost_model/test_flops.py::test_a_step_costs_what_pytorch_counts",),
     ),
     Mutation(
@@ -138,8 +143,8 @@ MUTATIONS = (
     Mutation(
         "distilbert-drops-attention-output",
         "models/bert/config.py",
-        old='if self.family == "distilbert":\n            return 0.0',
-        new='if self.family == "distilbert":\n            return self.dropout',
+        old="if not self.traits.drops_attention:\n            return 0.0",
+        new="if not self.traits.drops_attention:\n            return self.dropout",
         tests=("tests/models/bert/huggingface/test_export.py::test_dropout_of_answers",),
     ),
     Mutation(
@@ -295,10 +300,10 @@ MUTATIONS = (
     ),
     Mutation(
         "weights-pooler-of-another-family",
-        "models/bert/config.py",
-        old='return "relu" if self.family == "distilbert" else',
-        new="return",
-        tests=("tests/models/bert/huggingface/test_architectures.py",),
+        "models/bert/families.py",
+        old='drops_attention=False, pooler="relu",',
+        new="drops_attention=False,",
+        tests=(BESIDE_THE_LIBRARY,),
     ),
     Mutation(
         "graph-with-delayed-scaling",

@@ -120,13 +120,13 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
         pytest.param(
             *case,
             id="-".join([form_of(case[0]), *case[1:3], "compiled" if case[3] else "eager"])
-            + ("" if case[0].has_embedding_norm or case[0].has_rms_norm else "-bare")
+            + ("" if case[0].traits.embedding_norm or case[0].traits.rms_norm else "-bare")
             + ("" if case[0].kv_heads is None else "-grouped")
             + ("" if case[0].next_sentence else "-alone")
             + ("" if case[0].distance_buckets is None else "-distances")
             + ("" if case[0].conv_kernel is None else f"-convolution{case[0].conv_kernel}")
             + (f"-{case[0].family}" if case[0].has_rotary and case[0].encoder == "classic" else "")
-            + ("-bias" if case[0].has_relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
+            + ("-bias" if case[0].traits.relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
             marks=[] if case == FAST else pytest.mark.slow,
         )
         for case in EVERY
