@@ -73,6 +73,7 @@ def test_training_on_samples_and_going_on(prepared: Path, tmp_path: Path) -> Non
     assert len(losses[0]) == 6
 
 
+@pytest.mark.slow
 def test_the_plan_of_the_samples_is_used_where_the_recipe_packs_alike(prepared: Path, tmp_path: Path) -> None:
     corpus = open_corpus(prepared / "samples")
     assert isinstance(corpus, SampledCorpus)
