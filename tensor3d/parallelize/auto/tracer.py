@@ -142,6 +142,7 @@ class OpTracer(TorchFunctionMode):
         flows: what is known of each activation.
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
+        kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
         with_weights: names of modules with matrices.
     """
 
@@ -157,6 +158,11 @@ class OpTracer(TorchFunctionMode):
         for owner, part in modules:
             for name, parameter in part.named_parameters(recurse=False):
                 self.parameters[parameter] = (owner, name)
+        self.kept = WeakTensorKeyDictionary()
+        for owner, part in modules:
+            for name, value in (*part.named_buffers(recurse=False), *vars(part).items()):
+                if isinstance(value, Tensor) and value not in self.kept:
+                    self.kept[value] = (owner, f"{'attribute' if name in vars(part) else 'buffer'} {name}")
         self.with_weights = {name for name, part in modules if any(p.dim() > 1 for p in part.parameters())}
 
     def place(self) -> str:
@@ -235,8 +241,9 @@ class OpTracer(TorchFunctionMode):
             if given:
                 self.given[output] = True
             for tensor in tensors:
-                if tensor in self.parameters:
-                    self.parameters[output] = self.parameters[tensor]
+                for known in (self.parameters, self.kept):
+                    if tensor in known:
+                        known[output] = known[tensor]
 
     def _attend(self, name: str, flows: list[TensorTrace]) -> TensorTrace:
         """Activations multiply activations: attention, on face y, where a rank holds whole sequences and heads."""
@@ -253,7 +260,8 @@ class OpTracer(TorchFunctionMode):
         owned = [self.parameters[tensor] for tensor in sorted(tensors, key=Tensor.dim) if tensor in self.parameters]
         owner, parameter = owned[-1] if owned else ("", "")
         parameter = f"its {parameter}" if owner == self.place() else f"the parameter {owner}.{parameter}"
-        what = parameter if owned else "a matrix made here"
+        kept = next((self._spelled(tensor) for tensor in tensors if tensor in self.kept), "a matrix made here")
+        what = parameter if owned else kept
         self.note(
             f"multiplies by {what} ({name}) outside of a known layer: only a layer of the cube knows how to cut it; "
             "make it an nn.Linear, or use matmul of tensor3d",
@@ -276,8 +284,8 @@ class OpTracer(TorchFunctionMode):
                 self._meet_parameter(name, tensor, x, flow)
             elif tensor not in self.flows and tensor.numel() > 1 and not objected:
                 self.note(
-                    f"lets an activation meet a tensor of shape {tuple(tensor.shape)} made here ({name}), which a rank "
-                    "needs its own rows and columns of: local_block and local_rows take them",
+                    f"lets an activation meet {self._spelled(tensor)} ({name}), which a rank needs its own rows and "
+                    "columns of: local_block and local_rows take them",
                     flow,
                 )
         return TensorTrace(face=flow.face, since=since, given=all(found.given for _, found in active))
@@ -294,6 +302,15 @@ class OpTracer(TorchFunctionMode):
             flow,
             at=owner,
         )
+
+    def _spelled(self, tensor: Tensor) -> str:
+        """What a tensor is that is no activation and no parameter."""
+        shape = f"of shape {tuple(tensor.shape)}"
+        if tensor not in self.kept:
+            return f"a tensor {shape} made {'of the arguments' if tensor in self.given else 'here'}"
+        owner, name = self.kept[tensor]
+        whose = f"its {name}" if owner == self.place() else f"the {name} of {owner or 'the module itself'}"
+        return f"{whose}, as a tensor {shape}"
 
     def enter_face(self, flow: TensorTrace, where: str) -> None:
         """What foreign modules have made is needed on a face here."""
@@ -412,10 +429,11 @@ class _Reader(OpTracer):
             call = TracedCall(layer=name, role=role, reads=0, returns=flow.face, numel=0, from_arguments=given)
             self.seen.calls.append(call)
             if not given:
+                its = f" ({self._spelled(x)})" if x in self.kept else ""
                 self.note(
-                    "looks up numbers that are no argument's, place by place, such as positions that forward counts: "
-                    "in packs each sequence starts at 0 anew. Make them an argument, and pass `packs.positions` for "
-                    "positions",
+                    f"looks up numbers{its} that are no argument's, place by place, such as positions that forward "
+                    "counts: in packs each sequence starts at 0 anew. Make them an argument, and pass "
+                    "`packs.positions` for positions",
                     flow,
                     at=name,
                 )
@@ -429,8 +447,9 @@ class _Reader(OpTracer):
             self._foreign(name, x, output, into)
             return
         if x not in self.flows:
-            text = f"reads what is no activation (a tensor of shape {tuple(x.shape)} made here, or by code that"
-            self.note(f"{text} propose_plan cannot follow): on a cube it must be this rank's block", into, at=name)
+            maybe = "" if x in self.kept or x in self.given else ", or by code that propose_plan cannot follow"
+            text = f"reads what is no activation ({self._spelled(x)}{maybe})"
+            self.note(f"{text}: on a cube it must be this rank's block", into, at=name)
         self.enter_face(into, name)
         out = replace(self.fresh(), since=frozenset({name})) if role == "linear" else TensorTrace(face=into.face)
         self.flows[output] = out
