@@ -23,7 +23,7 @@ from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
 from tools.corpus.tokenizers.base import is_mark, is_of_word
 from tools.squad.windows import most_context, parts_of
-from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, entities, going_on, has_prefix
+from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, ending, entities, going_on, has_prefix
 
 FACTS = "tag"
 """Where `facts` of a model.json keep these settings."""
@@ -221,7 +221,8 @@ class WordTags:
 
     def names(self, labels: Sequence[str], scheme: Scheme) -> list[str]:
         """A piece says what its first word is: the others go on that, for "B-" of each would be as many entities. So
-        does a word without a piece that stands inside of an entity; elsewhere it is outside."""
+        does a word without a piece that stands inside of an entity; elsewhere it is outside. Of an entity that ends in
+        a word that goes on so, that word has the tag of a last one."""
         (known,) = np.nonzero(self.numbers >= 0)
         tags: list[str] = []
         for number, shared in zip(self.numbers[known].tolist(), self.shared[known].tolist(), strict=True):
@@ -233,6 +234,8 @@ class WordTags:
             for before, place in pairwise(known[first:stop].tolist()):
                 inside = going_on(named[before], scheme, labels)
                 named[before + 1 : place] = [inside] * (place - before - 1)
+            if self.shared[last := known[stop - 1]]:
+                named[last] = ending(named[last], scheme, labels)
         return named
 
 
