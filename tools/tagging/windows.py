@@ -21,7 +21,7 @@ from tensor3d.data.packed_batch import IGNORED
 from tools.common.bounds import AtLeast, check_bounds
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
-from tools.corpus.tokenizers.base import is_mark, is_of_word
+from tools.corpus.tokenizers.base import UnknownText, is_mark, is_of_word
 from tools.squad.windows import most_context, parts_of
 from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, ending, entities, going_on, has_prefix
 
@@ -140,6 +140,11 @@ def cut(texts: Sequence[WordText], tokenizer: Tokenizer) -> list[Pieces]:
     """The pieces of each text."""
     encoded = tokenizer.encode_all_with_offsets([text.text for text in texts])
     return [_pieces(text, *found) for text, found in zip(texts, encoded, strict=True)]
+
+
+def unknown_in(texts: Sequence[WordText], pieces: Sequence[Pieces], tokenizer: Tokenizer) -> UnknownText:
+    """How much of the texts the tokenizer has no pieces for."""
+    return tokenizer.count_unknown([text.text for text in texts], [own.ids.tolist() for own in pieces])
 
 
 def _pieces(text: WordText, ids: list[int], places: list[tuple[int, int]]) -> Pieces:
