@@ -142,8 +142,12 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
         contexts = list(dict.fromkeys(question.context for question in questions))
-        unknown = tokenizer.count_unknown(contexts, [passage.ids.tolist() for passage in windows.passages]).in_words()
-        report.append("; ".join([_told(name, found, len(questions), len(windows)), *filter(None, [unknown])]))
+        unknown = tokenizer.count_unknown(contexts, [passage.ids.tolist() for passage in windows.passages])
+        unknown += tokenizer.count_unknown(
+            [question.text for question in questions], [head.tolist() for head in windows.heads]
+        )
+        told = [_told(name, found, len(questions), len(windows)), unknown.in_words()]
+        report.append("; ".join(filter(None, told)))
         return Part(questions=questions, windows=windows, impossible=found.impossible)
 
     train, dev = read("train", data.max_train_questions), read("dev", data.max_dev_questions)

@@ -213,8 +213,8 @@ def test_a_bad_recipe_is_refused_in_words(tmp_path: Path, capsys: pytest.Capture
 def test_what_the_tokenizer_does_not_know_of_contexts_is_told(tmp_path: Path) -> None:
     """A context counts once, however many questions it has."""
     recipe(tmp_path)
-    asked = [entry(f"l{n}", "red", ("7", 4)) for n in range(2)]
+    asked = [entry(f"l{n}", "red x", ("7", 4)) for n in range(2)]
     write(tmp_path / "dev.json", squad(("red " + "7" * 104, asked)))
     train, dev, *_ = task_of(tmp_path, Cube.single()).notes
-    assert dev.startswith("dev: 2 questions of 2, 2 windows; 104 of 108 characters are unknown to the tokenizer, 104 ")
+    assert dev.startswith("dev: 2 questions of 2, 2 windows; 106 of 118 characters are unknown to the tokenizer, 104 ")
     assert "unknown" not in train
