@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tensor3d.parallelize.auto.op_rules import (
     ATTENTION,
+    ELEMENTWISE,
     PRODUCTS,
     RESHAPES,
     Role,
@@ -142,6 +143,7 @@ class OpTracer(TorchFunctionMode):
         flows: what is known of each activation.
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
+        mixed: of these, those whose columns were mixed on the way, or met what is no part of them: by what, in words.
         kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
         with_weights: names of modules with matrices.
     """
@@ -158,6 +160,8 @@ class OpTracer(TorchFunctionMode):
         for owner, part in modules:
             for name, parameter in part.named_parameters(recurse=False):
                 self.parameters[parameter] = (owner, name)
+        self.mixed = WeakTensorKeyDictionary()
+        self.layers = {name for name, part in modules if role_of(part) is not None}
         self.kept = WeakTensorKeyDictionary()
         for owner, part in modules:
             for name, value in (*part.named_buffers(recurse=False), *vars(part).items()):
@@ -177,11 +181,25 @@ class OpTracer(TorchFunctionMode):
             return result
         name = name_of(func)
         self._follow(name, args, kwargs or {}, result)
-        if not args or not isinstance(args[0], Tensor) or args[0] not in self.flows:
+        if not args or not isinstance(args[0], Tensor):
             return result
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
-        since = self.flows[args[0]].since
-        return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
+        if args[0] in self.flows:
+            since = self.flows[args[0]].since
+            return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
+        if args[0] in self.parameters and args[0].dim() == 1 and self.parameters[args[0]][0] not in self.layers:
+            told: weakref.WeakMethod[Told] = weakref.WeakMethod(self.computed_with_parameter)
+            return measured(name, args[0], dim, result, frozenset(), told)
+        return result
+
+    def computed_with_parameter(self, operation: str, extent: TracedSize) -> None:
+        """The same of a size of a vector that would be cut as the columns are."""
+        if self.layer is None:
+            self.note(
+                f"computes with a size read off a parameter ({operation}), of which a rank holds a share where its "
+                "columns are cut: take it from the module's own configuration",
+                TensorTrace(face=0),
+            )
 
     def computed_with(self, operation: str, extent: TracedSize) -> None:
         """Takes in that the module computes with a size of an activation."""
@@ -199,8 +217,9 @@ class OpTracer(TorchFunctionMode):
         active = [(tensor, self.flows[tensor]) for tensor in tensors if tensor in self.flows]
         extents = list(extents_in((args, kwargs)))
         if not active:
-            if extents and outputs and outputs[0].numel() == 1:
-                self.computed_with(name, extents[0])
+            of_parameter = name not in RESHAPES and any(tensor in self.parameters for tensor in tensors)
+            if extents and outputs and (of_parameter or outputs[0].numel() == 1):
+                extents[0].tell(name)
             self._pass_on(name, args, kwargs, result)
             return
         x, flow = active[0]
@@ -218,7 +237,10 @@ class OpTracer(TorchFunctionMode):
         if found is not None:
             self.note(found.text, flow, of_columns=found.of_columns)
         elif extents and name not in RESHAPES:
-            self.computed_with(name, extents[0])
+            extents[0].tell(name)
+        elif name in ELEMENTWISE and outputs and outputs[0].shape[:-1] not in {each.shape[:-1] for each, _ in active}:
+            shape = tuple(outputs[0].shape)
+            self.note(f"lets rows meet one another ({name} to {shape}), of which a rank holds only its share", flow)
         if not outputs:
             return
         if name in ATTENTION or (name in PRODUCTS and len(active) > 1):
@@ -237,13 +259,32 @@ class OpTracer(TorchFunctionMode):
             tensor in self.given or tensor.numel() == 1 for tensor in tensors
         )
         given = given and (name in RESHAPES or objection(name, tensors[0], args, kwargs, result) is None)
+        mixed = self._mixing(name, tensors, args, kwargs, result)
         for _, output in tensors_in(result):
             if given:
                 self.given[output] = True
+            if mixed:
+                self.mixed[output] = mixed
             for tensor in tensors:
                 for known in (self.parameters, self.kept):
                     if tensor in known:
                         known[output] = known[tensor]
+
+    def _mixing(
+        self, name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> str:
+        """What makes another tensor of a parameter's block than of the whole, in words; empty where nothing does."""
+        before = next((self.mixed[tensor] for tensor in tensors if tensor in self.mixed), None)
+        own = [tensor for tensor in tensors if tensor in self.parameters]
+        if before is not None or not own:
+            return before or ""
+        if len({self.parameters[tensor] for tensor in own}) > 1:
+            return f"computes one with another ({name}): let the activation meet one after the other"
+        others = [tensor for tensor in tensors if tensor not in self.parameters and tensor.numel() > 1]
+        if others and own[0].numel() > 1:
+            return f"lets it meet {self._spelled(others[0])} ({name}), of which a rank needs its own columns"
+        found = None if name in RESHAPES else objection(name, own[0], args, kwargs, result)
+        return "" if found is None else found.text
 
     def _attend(self, name: str, flows: list[TensorTrace]) -> TensorTrace:
         """Activations multiply activations: attention, on face y, where a rank holds whole sequences and heads."""
@@ -292,6 +333,22 @@ class OpTracer(TorchFunctionMode):
 
     def _meet_parameter(self, name: str, tensor: Tensor, x: Tensor, flow: TensorTrace) -> None:
         owner, parameter = self.parameters[tensor]
+        if tensor in self.mixed:
+            self.note(
+                f"lets an activation meet what is made of the parameter {parameter} ({name}), and of a rank's block of "
+                f"it something else is made: it {self.mixed[tensor]}",
+                flow,
+                at=owner,
+            )
+            return
+        if owner in self.layers:
+            self.note(
+                f"has a {parameter} that an activation meets outside of the layer ({name}), where it is no plain "
+                "tensor: take it by tensor3d.local_param with its layout, or make a parameter for the activation",
+                flow,
+                at=owner,
+            )
+            return
         along = tensor.dim() > 0 and tensor.shape[-1:] == x.shape[-1:] and tensor.numel() == tensor.shape[-1]
         if along and tensor.numel() > 1 and name not in ("cat", "stack"):
             self.seen.vectors.setdefault((owner, parameter), set()).add(flow.face)
@@ -302,6 +359,10 @@ class OpTracer(TorchFunctionMode):
             flow,
             at=owner,
         )
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Whether it is an argument, a parameter or what a module keeps, or made of such."""
+        return any(tensor in known for known in (self.given, self.parameters, self.kept))
 
     def _spelled(self, tensor: Tensor) -> str:
         """What a tensor is that is no activation and no parameter."""
@@ -385,6 +446,12 @@ class _Reader(OpTracer):
             flow = self.flows.get(tensor)
             if flow is not None:
                 self.seen.outputs.append((label, flow.face, flow.since))
+            elif tensor.is_floating_point() and tensor.dim() > 1 and self.seen.calls and not self._is_known(tensor):
+                self.note(
+                    f"returns a tensor of shape {tuple(tensor.shape)} made here, or by code that propose_plan cannot "
+                    "follow: compare with the original",
+                    replace(self.fresh(), given=True),
+                )
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
