@@ -32,6 +32,7 @@ from tensor3d.parallelize.auto.op_rules import (
     tensors_in,
     untouched,
 )
+from tensor3d.parallelize.torch_layer_rules import has_forward
 
 # --- Sizes read off an activation: ints that tell when they are computed with -----------------------------------------
 #
@@ -143,9 +144,10 @@ class OpTracer(TorchFunctionMode):
         flows: what is known of each activation.
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
+        tied: all modules that have a parameter, by the first.
         mixed: of these, those whose columns were mixed on the way, or met what is no part of them: by what, in words.
         kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
-        with_weights: names of modules with matrices.
+        with_code, layers, with_weights: names of modules with a forward, of known layers, of those with matrices.
     """
 
     def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
@@ -157,10 +159,13 @@ class OpTracer(TorchFunctionMode):
         self.flows = WeakTensorKeyDictionary()
         self.given = WeakTensorKeyDictionary()
         self.parameters = WeakTensorKeyDictionary()
+        self.tied: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for owner, part in modules:
             for name, parameter in part.named_parameters(recurse=False):
-                self.parameters[parameter] = (owner, name)
+                self.parameters.setdefault(parameter, (owner, name))
+                self.tied.setdefault(self.parameters[parameter], []).append((owner, name))
         self.mixed = WeakTensorKeyDictionary()
+        self.with_code = {name for name, part in modules if has_forward(part)}
         self.layers = {name for name, part in modules if role_of(part) is not None}
         self.kept = WeakTensorKeyDictionary()
         for owner, part in modules:
@@ -332,7 +337,8 @@ class OpTracer(TorchFunctionMode):
         return TensorTrace(face=flow.face, since=since, given=all(found.given for _, found in active))
 
     def _meet_parameter(self, name: str, tensor: Tensor, x: Tensor, flow: TensorTrace) -> None:
-        owner, parameter = self.parameters[tensor]
+        every = self.tied[self.parameters[tensor]]
+        owner, parameter = next((each for each in every if each[0] in self.stack), every[0])
         if tensor in self.mixed:
             self.note(
                 f"lets an activation meet what is made of the parameter {parameter} ({name}), and of a rank's block of "
@@ -341,9 +347,9 @@ class OpTracer(TorchFunctionMode):
                 at=owner,
             )
             return
-        if owner in self.layers:
+        if owner in self.layers or (owner in self.with_code and owner not in self.stack):
             self.note(
-                f"has a {parameter} that an activation meets outside of the layer ({name}), where it is no plain "
+                f"has a {parameter} that an activation meets outside of its forward ({name}), where it is no plain "
                 "tensor: take it by tensor3d.local_param with its layout, or make a parameter for the activation",
                 flow,
                 at=owner,

@@ -16,7 +16,7 @@ from tensor3d import Cube
 from tensor3d.parallelize import parallelize, rules
 from tensor3d.parallelize.auto.propose import propose_plan
 from tests.parallelize.foreign import HIDDEN
-from tests.parallelize.stacks import Stack, hidden, linear, open_at
+from tests.parallelize.stacks import Stack, hidden, linear, open_at, spelled
 
 SIZE, UNKNOWN = "computes with a size read off an activation", "does what propose_plan cannot follow"
 
@@ -114,10 +114,32 @@ def test_what_gives_other_rows_on_a_block_is_open(after: Any, message: str) -> N
     assert message in open_at(propose_plan(model, torch.randn(16, HIDDEN)), "the module itself")
 
 
+def scale(vector: nn.Parameter | None = None) -> Stack:
+    made = Stack(lambda model, x: x * model.v)
+    made.v = nn.Parameter(torch.linspace(0.5, 2, HIDDEN)) if vector is None else vector
+    return made
+
+
+def test_a_vector_outside_of_its_module_is_open() -> None:
+    model = Stack(lambda model, x: model.a(x) * model.scale.v, a=linear(), scale=scale())
+    point = open_at(propose_plan(model, hidden()), "scale")
+    assert "has a v that an activation meets outside of its forward (mul), where it is no plain tensor" in point
+
+
+def test_a_vector_of_two_modules_is_planned_in_both() -> None:
+    first = scale()
+    model = Stack(lambda model, x: model.t(model.s(model.a(x))), a=linear(), s=first, t=scale(first.v))
+    wrapped = {name: line for name, line in spelled(propose_plan(model, hidden())).items() if name in "st"}
+    assert wrapped == dict.fromkeys("st", 'wrapped({"v": vector("y")})')
+    x = hidden().flatten(0, 1)
+    on_cube = parallelize(model, Cube.single(), propose_plan(model, x).settled())
+    torch.testing.assert_close(on_cube(x), model(x))
+
+
 def test_the_bias_of_a_layer_outside_of_it_is_open() -> None:
     model = Stack(lambda model, x: model.a(x) + model.a.bias, a=linear())
     point = open_at(propose_plan(model, hidden()), "a")
-    assert "has a bias that an activation meets outside of the layer (add), where it is no plain tensor" in point
+    assert "has a bias that an activation meets outside of its forward (add), where it is no plain tensor" in point
 
 
 def test_sizes_that_only_shape_a_tensor_are_not_open() -> None:
