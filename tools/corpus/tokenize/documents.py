@@ -133,7 +133,7 @@ BATCH = 1 << 20
 """Characters that go to the tokenizer at a time."""
 COUNTS = (
     *("documents", "sentences", "tokens", "unknown_tokens", "words", "characters"),
-    *("unknown_characters", "characters_of_too_long_words"),
+    *("unknown_characters", "characters_in_long_words"),
     *("documents_without_sentence", *LEFT_OUT),
 )
 
@@ -228,7 +228,7 @@ def _count_unknown(
     owners = np.unique(np.searchsorted(np.cumsum(lengths), missed, side="right")).tolist()
     found = tokenizer.count_unknown([sentences[place] for place in owners], [[tokenizer.unknown]] * len(owners))
     counts["unknown_characters"] += found.unknown
-    counts["characters_of_too_long_words"] += found.too_long
+    counts["characters_in_long_words"] += found.too_long
 
 
 def batches(texts: Iterable[T], characters: Callable[[T], int] = len) -> Iterator[list[T]]:
@@ -262,7 +262,7 @@ def _not_for_this_text(counts: dict[str, int], most: float, longest: int | None)
     if share > most:
         told = f"{share:.0%} of the tokens are unknown: this tokenizer is not for this text"
         return told, "Take or train one for its language and case, raise --most-unknown"
-    share = counts["characters_of_too_long_words"] / max(1, counts["characters"])
+    share = counts["characters_in_long_words"] / max(1, counts["characters"])
     if share > most:
         told = f"{share:.0%} of the characters stand in words of more than {longest}, each of which is an unknown token"
         return told, "Put spaces between the words of scripts without them, train a tokenizer, raise --most-unknown"

@@ -72,7 +72,7 @@ def test_sentences_become_items_and_documents_keep_their_bounds(tmp_path: Path, 
         "tokens": 17,
         "unknown_tokens": 1,
         "unknown_characters": 1,
-        "characters_of_too_long_words": 0,
+        "characters_in_long_words": 0,
         "words": 13,
         "characters": 51,
         "vocab_size": load_tokenizer(made).vocab_size,
@@ -160,7 +160,7 @@ def test_text_of_words_that_are_too_long_is_told_though_few_tokens_are_unknown(t
         write_ids(tmp_path / "ids", made, docs)
     counts = write_ids(tmp_path / "all", made, docs, most_unknown=0.85).counts
     assert [counts[name] for name in ("tokens", "unknown_tokens", "characters")] == [8, 1, 128]
-    assert (counts["unknown_characters"], counts["characters_of_too_long_words"]) == (102, 102)
+    assert (counts["unknown_characters"], counts["characters_in_long_words"]) == (102, 102)
 
 
 def test_what_cannot_be_tokenised_is_refused(tmp_path: Path, made: Path) -> None:
