@@ -270,10 +270,10 @@ class OpTracer(TorchFunctionMode):
                 self.given[output] = True
             if mixed:
                 self.mixed[output] = mixed
-            for tensor in tensors:
-                for known in (self.parameters, self.kept):
-                    if tensor in known:
-                        known[output] = known[tensor]
+            for known in (self.parameters, self.kept):
+                first = next((known[tensor] for tensor in tensors if tensor in known), None)
+                if first is not None:
+                    known[output] = first
 
     def _mixing(
         self, name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

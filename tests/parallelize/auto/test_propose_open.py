@@ -96,6 +96,9 @@ def test_what_a_module_keeps_beside_its_parameters_has_its_name() -> None:
     model = Stack(lambda model, x: x + model.embed(model.inner.numbers), inner=inner, embed=embedding)
     point = open_at(propose_plan(model, hidden()), "embed")
     assert "looks up numbers (the buffer numbers of inner, as a tensor of shape (5,)) that are no argument's" in point
+    inner.register_buffer("types", torch.zeros(5, dtype=torch.int64))
+    model = Stack(lambda model, x: x + model.embed(inner.types.gather(0, inner.numbers)), inner=inner, embed=embedding)
+    assert "looks up numbers (the buffer types of inner" in open_at(propose_plan(model, hidden()), "embed")
 
 
 class Product(nn.Module):
