@@ -14,7 +14,7 @@ from tools.common.bounds import AtLeast, check_bounds
 from tools.corpus.quick.text_sources import EmbeddedSource
 from tools.corpus.sentences import split_sentences
 from tools.corpus.tokenizers import Tokenizer
-from tools.corpus.tokenizers.base import InTexts
+from tools.corpus.tokenizers.base import InTexts, UnknownText
 from tools.finetune.rows import EMBEDDED, Column, Format, Quotes, Row, check_dev, files_of, read_rows
 from tools.predict.text_encoder import TextEncoder, TooLong
 
@@ -162,6 +162,8 @@ class Labelled:
     """Texts of which a part was left out."""
     named: int
     """Texts with the name of a special token in them."""
+    unknown: UnknownText
+    """How much of the texts the tokenizer has no pieces for."""
     skipped: int
     """Rows that were left out."""
 
@@ -203,6 +205,7 @@ def read_part(data: TextData, part: str, tokenizer: Tokenizer) -> Labelled:
         where=[row.where for row in rows],
         truncated=reader.truncated,
         named=reader.named,
+        unknown=reader.unknown,
         skipped=len(found) - len(rows),
     )
 

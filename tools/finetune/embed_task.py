@@ -76,6 +76,7 @@ class EmbedTask(ABC):
             self.notes = (*self.notes, *(f"{part}: {note}" for note in getattr(found, "notes", ())))
         if encoder.named:
             self.notes = (*self.notes, f"{encoder.named:,} texts have the names of special tokens in them")
+        self.notes = (*self.notes, *filter(None, [encoder.unknown.in_words()]))
         self.truncated = encoder.truncated
         known = RANKING_METRICS if isinstance(self._parts["dev"], Collection) else PAIR_METRICS
         self.best = recipe.run.metric or known[0]

@@ -141,7 +141,13 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
             )
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
-        report.append(_told(name, found, len(questions), len(windows)))
+        contexts = list(dict.fromkeys(question.context for question in questions))
+        unknown = tokenizer.count_unknown(contexts, [passage.ids.tolist() for passage in windows.passages])
+        unknown += tokenizer.count_unknown(
+            [question.text for question in questions], [head.tolist() for head in windows.heads]
+        )
+        told = [_told(name, found, len(questions), len(windows)), unknown.in_words()]
+        report.append("; ".join(filter(None, told)))
         return Part(questions=questions, windows=windows, impossible=found.impossible)
 
     train, dev = read("train", data.max_train_questions), read("dev", data.max_dev_questions)
@@ -160,6 +166,11 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
     lost = len(np.unique(train.windows.question[targets[:, 0] < 0]))
     if lost:
         report.append(f"train: {lost:,} questions are left out, as no token has a character of their answer")
+    if cut := _cut_answers(train, targets):
+        report.append(
+            f"train: {cut:,} answers lie in no window as a whole, and their questions are learnt as if there were no "
+            f"answer. Windows that overlap more hold them: lower data.stride = {data.stride}, or raise data.max_length"
+        )
     if lost == len(train.questions):
         raise ValueError(f"{data.train}: no token has a character of any answer. Take another tokenizer.")
     return Parts(
@@ -169,6 +180,15 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
         test=None if data.test is None else read("test"),
         report=tuple(report),
     )
+
+
+def _cut_answers(part: Part, targets: np.ndarray) -> int:
+    """Questions with an answer of which some token is in each window, or none, and not all are in one."""
+    count = len(part.questions)
+    best = np.full(count, -1)
+    np.maximum.at(best, part.windows.question, targets[:, 0])
+    answered = np.array([bool(question.answers) for question in part.questions])
+    return int(np.count_nonzero(answered & (best == 0)))
 
 
 def _span(question: Question) -> tuple[int, int] | None:

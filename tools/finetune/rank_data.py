@@ -265,6 +265,7 @@ def read_part(data: RankData, part: str, tokenizer: Tokenizer) -> RankPart:
     texts = [_encoded(each, reader) for each in found]
     if reader.named:
         told.append(f"{reader.named:,} texts have the names of special tokens in them (data.special_tokens)")
+    told += filter(None, [reader.unknown.in_words()])
     count = sum(len(each.passages) for each in found)
     return RankPart(
         texts=texts,

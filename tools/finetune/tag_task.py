@@ -29,6 +29,7 @@ from tools.tagging.windows import (
     cut,
     tag_texts,
     targets_of,
+    unknown_in,
     window_targets,
     window_text,
     windows_of,
@@ -119,7 +120,10 @@ def _part(sentences: Sequence[Sentence], tokenizer: Tokenizer) -> tuple[Part, li
         (named, "texts have the names of special tokens in them (data.special_tokens)"),
     )
     tags = None if sentences[0].tags is None else [sentence.tags or () for sentence in sentences]
-    return Part(texts=texts, pieces=pieces, tags=tags), [f"{count:,} {what}" for count, what in numbers if count]
+    told = [f"{count:,} {what}" for count, what in numbers if count]
+    if unknown := unknown_in(texts, pieces, tokenizer).in_words():
+        told.append(unknown)
+    return Part(texts=texts, pieces=pieces, tags=tags), told
 
 
 # --- The task ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tensor3d.data.packed_batch import IGNORED
 from tensor3d.distributed.object_collectives import run_on_rank0
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import UnknownText
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import Labelled, TextData, read_part
 from tools.finetune.metrics import CLASS_METRICS, NUMBER_METRICS, class_metrics, confusion, number_metrics
@@ -74,6 +75,8 @@ class TextsTask(ABC):
             is_text = data.special_tokens == "text"
             how = 'are text (data.special_tokens = "tokens" makes them tokens)' if is_text else "are those tokens"
             self.notes += (f"{named:,} texts have the names of special tokens in them, which {how}",)
+        unknown = sum((part.unknown for part in (train, dev, test) if part is not None), start=UnknownText())
+        self.notes += tuple(filter(None, [unknown.in_words()]))
         self._learn_labels(train)
         targets = self._targets(train)
         counted = self._weigh(targets)

@@ -47,7 +47,9 @@ class Answer(PredictTask[Pair, Answered]):
         pairs = [(query.first, query.second or "") for query in queries]
         texts = [text for pair in pairs for text in pair]
         self.named += self.tokenizer.count_named(texts)
-        encoded = iter(self.tokenizer.encode(texts))
+        found = self.tokenizer.encode(texts)
+        self.unknown += self.tokenizer.count_unknown(texts, found)
+        encoded = iter(found)
         return [
             self._ready(query, pair, next(encoded), next(encoded)) for query, pair in zip(queries, pairs, strict=True)
         ]

@@ -67,8 +67,9 @@ class FillMask(TextTask[Filled]):
 
     def _encoded(self, parts: Sequence[_Part]) -> list[list[int]]:
         """The ids of parts of texts. What goes on a word has no piece that begins one, as in a text without masks."""
-        encode = self.reader.tokenizer.encode
-        found = encode([part.text for part in parts])
+        encode, texts = self.reader.tokenizer.encode, [part.text for part in parts]
+        found = encode(texts)
+        self.unknown += self.reader.tokenizer.count_unknown(texts, found)
         waiting = [place for place, part in enumerate(parts) if part.goes_on and self._begins_word(found[place])]
         for word in _BEFORE:
             if not waiting:

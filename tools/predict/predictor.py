@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from tools.corpus.tokenizers.base import UnknownText
 from tools.predict.inputs import InputProblem, Query, query_of
 from tools.predict.tasks import PredictTask, Ready
 
@@ -51,6 +52,11 @@ class Predictor(Generic[R]):
     def named(self) -> int:
         """Texts so far with the name of a special token in them."""
         return self.task.named
+
+    @property
+    def unknown(self) -> UnknownText:
+        """How much of the texts so far the tokenizer has no pieces for."""
+        return self.task.unknown
 
     @property
     def block_bytes(self) -> int:

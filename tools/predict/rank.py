@@ -69,7 +69,7 @@ class Rank(PredictTask[RankQuery, Ranked]):
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[RankQuery] | InputProblem]:
         found = [self._ready(query) for query in queries]
-        self.truncated, self.named = self.reader.truncated, self.reader.named
+        self.truncated, self.named, self.unknown = self.reader.truncated, self.reader.named, self.reader.unknown
         return found
 
     def _ready(self, query: Query) -> Ready[RankQuery] | InputProblem:

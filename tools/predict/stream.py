@@ -38,12 +38,13 @@ class StreamStats:
     def in_words(self) -> str:
         seconds = time.perf_counter() - self._start
         texts = f"{self._texts:,} text{'' if self._texts == 1 else 's'}"
-        named = self._predictor.named
+        named, unknown = self._predictor.named, self._predictor.unknown.in_words()
         return (
             f"{texts}, {self._predictor.truncated:,} truncated, {self._skipped:,} skipped, "
             + (f"{named:,} with the name of a special token (--special-tokens), " if named else "")
             + f"{seconds:.2f} s, {self._texts / seconds:,.1f} texts/s, "
             f"{self._predictor.tokens / seconds:,.0f} tokens/s{self._predictor.task.findings}"
+            + (f"; {unknown}" if unknown else "")
         )
 
 

@@ -15,7 +15,7 @@ from tools.predict.tasks import PredictTask, Ready, problem_of
 from tools.predict.text_encoder import TooLong
 from tools.squad.windows import parts_of
 from tools.tagging.schemes import entities
-from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts
+from tools.tagging.windows import Pieces, TagSettings, WordTags, WordText, cut, tag_texts, unknown_in
 
 
 class TagText(NamedTuple):
@@ -61,7 +61,9 @@ class Tag(PredictTask[TagText, Tagged]):
             WordText.of_text(query.first) if query.words is None else WordText.of_words(query.words)
             for query in queries
         ]
-        return [self._ready(*each) for each in zip(queries, texts, cut(texts, self.tokenizer), strict=True)]
+        pieces = cut(texts, self.tokenizer)
+        self.unknown += unknown_in(texts, pieces, self.tokenizer)
+        return [self._ready(*each) for each in zip(queries, texts, pieces, strict=True)]
 
     def _ready(self, query: Query, text: WordText, pieces: Pieces) -> Ready[TagText] | InputProblem:
         room = self.settings.max_length - 2

@@ -15,6 +15,7 @@ from models.bert.model import BertForPreTraining, BertModel
 from models.bert.tasks import BertForSequenceClassification, class_logits
 from models.bert.text_batches import EncodedText
 from tensor3d import Cube
+from tools.corpus.tokenizers.base import UnknownText
 from tools.predict.inputs import Fields, InputProblem, Query
 from tools.predict.results import Classified, Labelled, Valued
 from tools.predict.text_encoder import TextEncoder
@@ -44,6 +45,8 @@ class PredictTask(ABC, Generic[P, R_co]):
     """Texts so far of which a part was left out."""
     named: int = 0
     """Texts so far with the name of a special token in them."""
+    unknown: UnknownText = UnknownText()
+    """How much of the texts so far the tokenizer has no pieces for."""
 
     @property
     def findings(self) -> str:
@@ -73,7 +76,7 @@ class TextTask(PredictTask[EncodedText, R_co]):
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
         both = [query.second for query in queries if query.second is not None]
         encoded = self.reader.encode([*(query.first for query in queries), *both])
-        self.named = self.reader.named
+        self.named, self.unknown = self.reader.named, self.reader.unknown
         seconds = iter(encoded[len(queries) :])
         return [
             self._ready(query, first, next(seconds) if query.second is not None else None)

@@ -10,6 +10,7 @@ import numpy as np
 from models.bert.config import BertConfig
 from models.bert.text_batches import EncodedText
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import UnknownText
 
 TooLong = Literal["truncate", "refuse"]
 """What becomes of a text with more tokens than the model has places: its end is left out and counted, or an error."""
@@ -48,6 +49,8 @@ class TextEncoder:
         """Texts of which a part was left out."""
         self.named = 0
         """Texts with the name of a special token in them."""
+        self.unknown = UnknownText()
+        """How much of the texts the tokenizer has no pieces for."""
 
     def texts(self, firsts: Sequence[str], seconds: Sequence[str] | None = None) -> list[EncodedText]:
         """Sequences of texts, or of pairs.
@@ -74,7 +77,9 @@ class TextEncoder:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Their ids, without special tokens around them."""
         self.named += self.tokenizer.count_named(texts)
-        return self.tokenizer.encode(texts)
+        encoded = self.tokenizer.encode(texts)
+        self.unknown += self.tokenizer.count_unknown(texts, encoded)
+        return encoded
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self.encode(texts)

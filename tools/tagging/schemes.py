@@ -93,6 +93,17 @@ def going_on(tag: str, scheme: Scheme, known: Collection[str]) -> str:
     return next((name for name in (f"I-{label}", f"E-{label}") if name in known), OUTSIDE)
 
 
+def ending(tag: str, scheme: Scheme, known: Collection[str]) -> str:
+    """The tag of the last word of several of an entity, in place of one that goes on it.
+
+    Args:
+        known: the tags that there are; of others none is made.
+    """
+    prefix, label = _parts(tag, scheme)
+    last = f"E-{label}"
+    return last if scheme == "iobes" and prefix == "I" and last in known else tag
+
+
 def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
     """The scheme that most sentences keep to. Of tags without prefixes "plain"; of O alone "iob2"."""
     seen = {tag for tags in sentences for tag in tags} - {OUTSIDE}

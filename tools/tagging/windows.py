@@ -21,9 +21,9 @@ from tensor3d.data.packed_batch import IGNORED
 from tools.common.bounds import AtLeast, check_bounds
 from tools.common.workers import split
 from tools.corpus.tokenizers import Tokenizer
-from tools.corpus.tokenizers.base import is_mark, is_of_word
+from tools.corpus.tokenizers.base import UnknownText, is_mark, is_of_word
 from tools.squad.windows import most_context, parts_of
-from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, entities, going_on, has_prefix
+from tools.tagging.schemes import OUTSIDE, SCHEMES, Scheme, detect_scheme, ending, entities, going_on, has_prefix
 
 FACTS = "tag"
 """Where `facts` of a model.json keep these settings."""
@@ -142,6 +142,11 @@ def cut(texts: Sequence[WordText], tokenizer: Tokenizer) -> list[Pieces]:
     return [_pieces(text, *found) for text, found in zip(texts, encoded, strict=True)]
 
 
+def unknown_in(texts: Sequence[WordText], pieces: Sequence[Pieces], tokenizer: Tokenizer) -> UnknownText:
+    """How much of the texts the tokenizer has no pieces for."""
+    return tokenizer.count_unknown([text.text for text in texts], [own.ids.tolist() for own in pieces])
+
+
 def _pieces(text: WordText, ids: list[int], places: list[tuple[int, int]]) -> Pieces:
     starts, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
     count, words = len(ids), len(text.starts)
@@ -221,7 +226,8 @@ class WordTags:
 
     def names(self, labels: Sequence[str], scheme: Scheme) -> list[str]:
         """A piece says what its first word is: the others go on that, for "B-" of each would be as many entities. So
-        does a word without a piece that stands inside of an entity; elsewhere it is outside."""
+        does a word without a piece that stands inside of an entity; elsewhere it is outside. Of an entity that ends in
+        a word that goes on so, that word has the tag of a last one."""
         (known,) = np.nonzero(self.numbers >= 0)
         tags: list[str] = []
         for number, shared in zip(self.numbers[known].tolist(), self.shared[known].tolist(), strict=True):
@@ -233,6 +239,8 @@ class WordTags:
             for before, place in pairwise(known[first:stop].tolist()):
                 inside = going_on(named[before], scheme, labels)
                 named[before + 1 : place] = [inside] * (place - before - 1)
+            if self.shared[last := known[stop - 1]]:
+                named[last] = ending(named[last], scheme, labels)
         return named
 
 

@@ -179,7 +179,7 @@ def objection(
     if name in _CUTS or name in _JOINS:
         return _cut_or_joined(name, _dim(name, x, arguments, options) == x.dim() - 1)
     if name in RESHAPES:
-        return _reshape(name, x, result)
+        return _reshape(name, x, arguments[1:], result)
     if name in _WRITES:
         return UnsupportedOp(text=f"writes at places ({name}), of which a rank holds only its share")
     if name in _RANDOM:
@@ -187,7 +187,7 @@ def objection(
             text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
             "does, as it becomes a Dropout3D"
         )
-    if not isinstance(result, Tensor) and name in _VALUES:
+    if (not isinstance(result, Tensor) and name in _VALUES) or (name == "where" and len(arguments) == 1):
         return UnsupportedOp(text=f"decides by values ({name}), which differ from rank to rank")
     return _moved_or_unknown(name, x, result)
 
@@ -223,7 +223,7 @@ def _dim(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, An
 
 def _reduction(name: str, x: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedOp:
     norm = name in ("layer_norm", "rms_norm")
-    if norm or _dim(name, x, arguments, options) == x.dim() - 1:
+    if norm or x.dim() == 1 or _dim(name, x, arguments, options) == x.dim() - 1:
         remedy = (
             "LayerNorm3D and RMSNorm3D are for norms"
             if norm
@@ -303,8 +303,8 @@ def _spelled(part: Any) -> str:
     return "..." if part is Ellipsis else "rows" if isinstance(part, Tensor) else str(part)
 
 
-def _reshape(name: str, x: Tensor, result: Any) -> UnsupportedOp | None:
-    if not isinstance(result, Tensor) or result.shape == x.shape:
+def _reshape(name: str, x: Tensor, sizes: Any, result: Any) -> UnsupportedOp | None:
+    if not isinstance(result, Tensor) or (result.shape == x.shape and not _has_numbers(sizes)):
         return None
     if result.shape[-1:] != x.shape[-1:]:
         shape = tuple(result.shape)
@@ -315,6 +315,13 @@ def _reshape(name: str, x: Tensor, result: Any) -> UnsupportedOp | None:
         text=f"names sizes ({name} to {tuple(result.shape)}): right on a cube only where they are read off the "
         "tensor's own shape, as a rank holds fewer rows and columns"
     )
+
+
+def _has_numbers(sizes: Any) -> bool:
+    """Whether there is a size that was not read off a tensor, and is none on every rank, as 1 and -1 are."""
+    if isinstance(sizes, (tuple, list)):
+        return any(map(_has_numbers, sizes))
+    return type(sizes) is int and sizes > 1
 
 
 # --- What one run of a module shows: facts, from which `propose_plan` draws its conclusions ---------------------------

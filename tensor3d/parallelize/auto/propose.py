@@ -176,8 +176,8 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
 
     The proposal depends on the module and the example alone; `proposal.check(cube)` says what does not divide, and
     `settled()` refuses while anything is open (`proposal.unresolved` lists it). Only what the example runs through is
-    seen, and not what is made of a size by numpy, by `x.shape.numel()`, or with a float on its left
-    (1.0 / x.shape[-1]). So compare one loss with the original's.
+    seen, and not what is made of a size by numpy, by `range`, by `str`, by `x.shape.numel()`, or with a float on its
+    left (1.0 / x.shape[-1]). So compare one loss with the original's.
 
     Args:
         module: as it is called on one device.

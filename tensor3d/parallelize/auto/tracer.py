@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tensor3d.parallelize.auto.op_rules import (
     ATTENTION,
+    ELEMENTWISE,
     PRODUCTS,
     RESHAPES,
     Role,
@@ -31,6 +32,7 @@ from tensor3d.parallelize.auto.op_rules import (
     tensors_in,
     untouched,
 )
+from tensor3d.parallelize.torch_layer_rules import has_forward
 
 # --- Sizes read off an activation: ints that tell when they are computed with -----------------------------------------
 #
@@ -142,7 +144,10 @@ class OpTracer(TorchFunctionMode):
         flows: what is known of each activation.
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
-        with_weights: names of modules with matrices.
+        tied: all modules that have a parameter, by the first.
+        mixed: of these, those whose columns were mixed on the way, or met what is no part of them: by what, in words.
+        kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
+        with_code, layers, with_weights: names of modules with a forward, of known layers, of those with matrices.
     """
 
     def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
@@ -154,9 +159,19 @@ class OpTracer(TorchFunctionMode):
         self.flows = WeakTensorKeyDictionary()
         self.given = WeakTensorKeyDictionary()
         self.parameters = WeakTensorKeyDictionary()
+        self.tied: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for owner, part in modules:
             for name, parameter in part.named_parameters(recurse=False):
-                self.parameters[parameter] = (owner, name)
+                self.parameters.setdefault(parameter, (owner, name))
+                self.tied.setdefault(self.parameters[parameter], []).append((owner, name))
+        self.mixed = WeakTensorKeyDictionary()
+        self.with_code = {name for name, part in modules if has_forward(part)}
+        self.layers = {name for name, part in modules if role_of(part) is not None}
+        self.kept = WeakTensorKeyDictionary()
+        for owner, part in modules:
+            for name, value in (*part.named_buffers(recurse=False), *vars(part).items()):
+                if isinstance(value, Tensor) and value not in self.kept:
+                    self.kept[value] = (owner, f"{'attribute' if name in vars(part) else 'buffer'} {name}")
         self.with_weights = {name for name, part in modules if any(p.dim() > 1 for p in part.parameters())}
 
     def place(self) -> str:
@@ -171,11 +186,25 @@ class OpTracer(TorchFunctionMode):
             return result
         name = name_of(func)
         self._follow(name, args, kwargs or {}, result)
-        if not args or not isinstance(args[0], Tensor) or args[0] not in self.flows:
+        if not args or not isinstance(args[0], Tensor):
             return result
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
-        since = self.flows[args[0]].since
-        return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
+        if args[0] in self.flows:
+            since = self.flows[args[0]].since
+            return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
+        if args[0] in self.parameters and args[0].dim() == 1 and self.parameters[args[0]][0] not in self.layers:
+            told: weakref.WeakMethod[Told] = weakref.WeakMethod(self.computed_with_parameter)
+            return measured(name, args[0], dim, result, frozenset(), told)
+        return result
+
+    def computed_with_parameter(self, operation: str, extent: TracedSize) -> None:
+        """The same of a size of a vector that would be cut as the columns are."""
+        if self.layer is None:
+            self.note(
+                f"computes with a size read off a parameter ({operation}), of which a rank holds a share where its "
+                "columns are cut: take it from the module's own configuration",
+                TensorTrace(face=0),
+            )
 
     def computed_with(self, operation: str, extent: TracedSize) -> None:
         """Takes in that the module computes with a size of an activation."""
@@ -193,8 +222,9 @@ class OpTracer(TorchFunctionMode):
         active = [(tensor, self.flows[tensor]) for tensor in tensors if tensor in self.flows]
         extents = list(extents_in((args, kwargs)))
         if not active:
-            if extents and outputs and outputs[0].numel() == 1:
-                self.computed_with(name, extents[0])
+            of_parameter = name not in RESHAPES and any(tensor in self.parameters for tensor in tensors)
+            if extents and outputs and (of_parameter or outputs[0].numel() == 1):
+                extents[0].tell(name)
             self._pass_on(name, args, kwargs, result)
             return
         x, flow = active[0]
@@ -212,7 +242,10 @@ class OpTracer(TorchFunctionMode):
         if found is not None:
             self.note(found.text, flow, of_columns=found.of_columns)
         elif extents and name not in RESHAPES:
-            self.computed_with(name, extents[0])
+            extents[0].tell(name)
+        elif name in ELEMENTWISE and outputs and outputs[0].shape[:-1] not in {each.shape[:-1] for each, _ in active}:
+            shape = tuple(outputs[0].shape)
+            self.note(f"lets rows meet one another ({name} to {shape}), of which a rank holds only its share", flow)
         if not outputs:
             return
         if name in ATTENTION or (name in PRODUCTS and len(active) > 1):
@@ -231,12 +264,32 @@ class OpTracer(TorchFunctionMode):
             tensor in self.given or tensor.numel() == 1 for tensor in tensors
         )
         given = given and (name in RESHAPES or objection(name, tensors[0], args, kwargs, result) is None)
+        mixed = self._mixing(name, tensors, args, kwargs, result)
         for _, output in tensors_in(result):
             if given:
                 self.given[output] = True
-            for tensor in tensors:
-                if tensor in self.parameters:
-                    self.parameters[output] = self.parameters[tensor]
+            if mixed:
+                self.mixed[output] = mixed
+            for known in (self.parameters, self.kept):
+                first = next((known[tensor] for tensor in tensors if tensor in known), None)
+                if first is not None:
+                    known[output] = first
+
+    def _mixing(
+        self, name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> str:
+        """What makes another tensor of a parameter's block than of the whole, in words; empty where nothing does."""
+        before = next((self.mixed[tensor] for tensor in tensors if tensor in self.mixed), None)
+        own = [tensor for tensor in tensors if tensor in self.parameters]
+        if before is not None or not own:
+            return before or ""
+        if len({self.parameters[tensor] for tensor in own}) > 1:
+            return f"computes one with another ({name}): let the activation meet one after the other"
+        others = [tensor for tensor in tensors if tensor not in self.parameters and tensor.numel() > 1]
+        if others and own[0].numel() > 1:
+            return f"lets it meet {self._spelled(others[0])} ({name}), of which a rank needs its own columns"
+        found = None if name in RESHAPES else objection(name, own[0], args, kwargs, result)
+        return "" if found is None else found.text
 
     def _attend(self, name: str, flows: list[TensorTrace]) -> TensorTrace:
         """Activations multiply activations: attention, on face y, where a rank holds whole sequences and heads."""
@@ -253,7 +306,8 @@ class OpTracer(TorchFunctionMode):
         owned = [self.parameters[tensor] for tensor in sorted(tensors, key=Tensor.dim) if tensor in self.parameters]
         owner, parameter = owned[-1] if owned else ("", "")
         parameter = f"its {parameter}" if owner == self.place() else f"the parameter {owner}.{parameter}"
-        what = parameter if owned else "a matrix made here"
+        kept = next((self._spelled(tensor) for tensor in tensors if tensor in self.kept), "a matrix made here")
+        what = parameter if owned else kept
         self.note(
             f"multiplies by {what} ({name}) outside of a known layer: only a layer of the cube knows how to cut it; "
             "make it an nn.Linear, or use matmul of tensor3d",
@@ -276,14 +330,31 @@ class OpTracer(TorchFunctionMode):
                 self._meet_parameter(name, tensor, x, flow)
             elif tensor not in self.flows and tensor.numel() > 1 and not objected:
                 self.note(
-                    f"lets an activation meet a tensor of shape {tuple(tensor.shape)} made here ({name}), which a rank "
-                    "needs its own rows and columns of: local_block and local_rows take them",
+                    f"lets an activation meet {self._spelled(tensor)} ({name}), which a rank needs its own rows and "
+                    "columns of: local_block and local_rows take them",
                     flow,
                 )
         return TensorTrace(face=flow.face, since=since, given=all(found.given for _, found in active))
 
     def _meet_parameter(self, name: str, tensor: Tensor, x: Tensor, flow: TensorTrace) -> None:
-        owner, parameter = self.parameters[tensor]
+        every = self.tied[self.parameters[tensor]]
+        owner, parameter = next((each for each in every if each[0] in self.stack), every[0])
+        if tensor in self.mixed:
+            self.note(
+                f"lets an activation meet what is made of the parameter {parameter} ({name}), and of a rank's block of "
+                f"it something else is made: it {self.mixed[tensor]}",
+                flow,
+                at=owner,
+            )
+            return
+        if owner in self.layers or (owner in self.with_code and owner not in self.stack):
+            self.note(
+                f"has a {parameter} that an activation meets outside of its forward ({name}), where it is no plain "
+                "tensor: take it by tensor3d.local_param with its layout, or make a parameter for the activation",
+                flow,
+                at=owner,
+            )
+            return
         along = tensor.dim() > 0 and tensor.shape[-1:] == x.shape[-1:] and tensor.numel() == tensor.shape[-1]
         if along and tensor.numel() > 1 and name not in ("cat", "stack"):
             self.seen.vectors.setdefault((owner, parameter), set()).add(flow.face)
@@ -294,6 +365,19 @@ class OpTracer(TorchFunctionMode):
             flow,
             at=owner,
         )
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        """Whether it is an argument, a parameter or what a module keeps, or made of such."""
+        return any(tensor in known for known in (self.given, self.parameters, self.kept))
+
+    def _spelled(self, tensor: Tensor) -> str:
+        """What a tensor is that is no activation and no parameter."""
+        shape = f"of shape {tuple(tensor.shape)}"
+        if tensor not in self.kept:
+            return f"a tensor {shape} made {'of the arguments' if tensor in self.given else 'here'}"
+        owner, name = self.kept[tensor]
+        whose = f"its {name}" if owner == self.place() else f"the {name} of {owner or 'the module itself'}"
+        return f"{whose}, as a tensor {shape}"
 
     def enter_face(self, flow: TensorTrace, where: str) -> None:
         """What foreign modules have made is needed on a face here."""
@@ -368,6 +452,12 @@ class _Reader(OpTracer):
             flow = self.flows.get(tensor)
             if flow is not None:
                 self.seen.outputs.append((label, flow.face, flow.since))
+            elif tensor.is_floating_point() and tensor.dim() > 1 and self.seen.calls and not self._is_known(tensor):
+                self.note(
+                    f"returns a tensor of shape {tuple(tensor.shape)} made here, or by code that propose_plan cannot "
+                    "follow: compare with the original",
+                    replace(self.fresh(), given=True),
+                )
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -412,10 +502,11 @@ class _Reader(OpTracer):
             call = TracedCall(layer=name, role=role, reads=0, returns=flow.face, numel=0, from_arguments=given)
             self.seen.calls.append(call)
             if not given:
+                its = f" ({self._spelled(x)})" if x in self.kept else ""
                 self.note(
-                    "looks up numbers that are no argument's, place by place, such as positions that forward counts: "
-                    "in packs each sequence starts at 0 anew. Make them an argument, and pass `packs.positions` for "
-                    "positions",
+                    f"looks up numbers{its} that are no argument's, place by place, such as positions that forward "
+                    "counts: in packs each sequence starts at 0 anew. Make them an argument, and pass "
+                    "`packs.positions` for positions",
                     flow,
                     at=name,
                 )
@@ -429,8 +520,9 @@ class _Reader(OpTracer):
             self._foreign(name, x, output, into)
             return
         if x not in self.flows:
-            text = f"reads what is no activation (a tensor of shape {tuple(x.shape)} made here, or by code that"
-            self.note(f"{text} propose_plan cannot follow): on a cube it must be this rank's block", into, at=name)
+            maybe = "" if x in self.kept or x in self.given else ", or by code that propose_plan cannot follow"
+            text = f"reads what is no activation ({self._spelled(x)}{maybe})"
+            self.note(f"{text}: on a cube it must be this rank's block", into, at=name)
         self.enter_face(into, name)
         out = replace(self.fresh(), since=frozenset({name})) if role == "linear" else TensorTrace(face=into.face)
         self.flows[output] = out

@@ -72,6 +72,35 @@ def test_what_a_rank_cannot_do_on_its_block_is_open(forward: Any, message: str) 
     assert message in point
 
 
+def test_what_a_module_keeps_beside_its_parameters_has_its_name() -> None:
+    inner = Stack(lambda model, x: x * model.scale + model.places[:, : x.shape[1]], a=linear())
+    inner.register_buffer("scale", torch.full((16,), 0.5))
+    inner.places = torch.zeros(1, 8, 16)
+    model = Stack(lambda model, x, mask: model.inner(model.a(x)) * mask[..., None], inner=inner, a=linear())
+    proposal = propose_plan(model, hidden(), torch.ones(2, 5, dtype=torch.int64))
+    told = "\n".join(proposal.unresolved)
+    assert "meet its buffer scale, as a tensor of shape (16,) (mul)" in told
+    assert "meet its attribute places, as a tensor of shape (1, 5, 16) (add)" in told
+    assert "meet a tensor of shape (2, 5, 1) made of the arguments (mul)" in told
+    model = Stack(lambda model, x: model.a(x) * model.inner.scale.abs(), inner=inner, a=linear())
+    point = open_at(propose_plan(model, hidden()), "the module itself")
+    assert "meet the buffer scale of inner, as a tensor of shape (16,) (mul)" in point
+    model = Stack(lambda model, x: model.a(x) @ model.inner.places[0].T, inner=inner, a=linear())
+    point = open_at(propose_plan(model, hidden()), "the module itself")
+    assert "multiplies by the attribute places of inner, as a tensor of shape (16, 8) (matmul)" in point
+    model = Stack(lambda model, x: model.a(model.inner.places) + x[:1, :1], inner=inner, a=linear())
+    point = open_at(propose_plan(model, hidden()), "a")
+    assert "no activation (the attribute places of inner, as a tensor of shape (1, 8, 16)): on a cube" in point
+    inner.register_buffer("numbers", torch.arange(5), persistent=False)
+    embedding = nn.Embedding(5, HIDDEN)
+    model = Stack(lambda model, x: x + model.embed(model.inner.numbers), inner=inner, embed=embedding)
+    point = open_at(propose_plan(model, hidden()), "embed")
+    assert "looks up numbers (the buffer numbers of inner, as a tensor of shape (5,)) that are no argument's" in point
+    inner.register_buffer("types", torch.zeros(5, dtype=torch.int64))
+    model = Stack(lambda model, x: x + model.embed(inner.types.gather(0, inner.numbers)), inner=inner, embed=embedding)
+    assert "looks up numbers (the buffer types of inner" in open_at(propose_plan(model, hidden()), "embed")
+
+
 class Product(nn.Module):
     """A linear by another name, its weight the other way round."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tensor3d import Cube
 from tensor3d.parallelize import parallelize, rules
 from tensor3d.parallelize.auto.propose import propose_plan
 from tests.parallelize.foreign import HIDDEN
-from tests.parallelize.stacks import Stack, hidden, linear, open_at
+from tests.parallelize.stacks import Stack, hidden, linear, open_at, spelled
 
 SIZE, UNKNOWN = "computes with a size read off an activation", "does what propose_plan cannot follow"
 
@@ -53,6 +54,92 @@ def test_what_is_not_known_to_be_right_on_a_block_is_open(after: Any, message: s
     x = hidden(2, HIDDEN)  # as many rows as columns: that they are turned shows in no shape
     proposal = propose_plan(Stack(lambda model, x: after(model.a(x)), a=linear()), x)
     assert message in open_at(proposal, "the module itself")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            lambda h, v, u: h * v.softmax(0),
+            "what is made of the parameter v (mul), .*: it reduces over columns (softmax)",
+        ),
+        (
+            lambda h, v, u: h * (v / v.norm())[None],
+            "what is made of the parameter v (mul), .*: it reduces over columns",
+        ),
+        (
+            lambda h, v, u: h + (v - v.mean()).exp(),
+            "what is made of the parameter v (add), .*: it reduces over columns",
+        ),
+        (lambda h, v, u: h * v.flip(0).view(1, -1), "parameter v (mul), .*: it takes columns by their place (flip)"),
+        (lambda h, v, u: h + v.cumsum(0), "parameter v (add), .*: it reduces over columns (cumsum)"),
+        (lambda h, v, u: h * (v * torch.linspace(0, 1, 16)), "it lets it meet a tensor of shape (16,) made here (mul)"),
+        (lambda h, v, u: h * (v * u), "computes one with another (mul): let the activation meet one after the other"),
+        (lambda h, v, u: h * (v / v.shape[0]), "computes with a size read off a parameter (div)"),
+        (lambda h, v, u: h * (v * len(v)), "computes with a size read off a parameter (len)"),
+    ],
+)
+def test_what_is_made_of_a_parameter_otherwise_than_element_by_element_is_open(use: Any, message: str) -> None:
+    """Of its block a rank would make something else."""
+    model = Stack(lambda model, x: use(model.a(x), model.v, model.u), a=linear())
+    model.v, model.u = nn.Parameter(torch.ones(HIDDEN)), nn.Parameter(torch.ones(HIDDEN))
+    points = propose_plan(model, hidden()).unresolved
+    assert [each for each in points if re.search(re.escape(message).replace(r"\.\*", ".*"), each)], points
+
+
+def test_a_parameter_element_by_element_is_not_open() -> None:
+    model = Stack(lambda model, x: model.a(x) * (1 + model.v.exp()).clamp(max=2)[None] + model.v.view(-1), a=linear())
+    model.v = nn.Parameter(torch.ones(HIDDEN))
+    blocks = nn.ModuleList([model])
+    proposal = propose_plan(Stack(lambda model, x: model.blocks[0](x), blocks=blocks), hidden())
+    assert not proposal.unresolved
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda model, h: h[None] - h[:, None], "lets rows meet one another (sub to (16, 16, 16))"),
+        (lambda model, h: h.unsqueeze(0) * h.unsqueeze(1), "lets rows meet one another (mul to (16, 16, 16))"),
+        (lambda model, h: torch.where(h > 0)[0], "decides by values (where)"),
+        (
+            lambda model, h: torch.vmap(lambda row: row / row.sum())(h),
+            "returns a tensor of shape (16, 16) made here, or",
+        ),
+        (lambda model, h: h.reshape(-1, 16).relu(), "names sizes (reshape to (16, 16))"),
+        (lambda model, h: h.expand(16, 16) + 1, "names sizes (expand to (16, 16))"),
+    ],
+)
+def test_what_gives_other_rows_on_a_block_is_open(after: Any, message: str) -> None:
+    model = Stack(lambda model, x: after(model, model.a(x)), a=linear())
+    assert message in open_at(propose_plan(model, torch.randn(16, HIDDEN)), "the module itself")
+
+
+def scale(vector: nn.Parameter | None = None) -> Stack:
+    made = Stack(lambda model, x: x * model.v)
+    made.v = nn.Parameter(torch.linspace(0.5, 2, HIDDEN)) if vector is None else vector
+    return made
+
+
+def test_a_vector_outside_of_its_module_is_open() -> None:
+    model = Stack(lambda model, x: model.a(x) * model.scale.v, a=linear(), scale=scale())
+    point = open_at(propose_plan(model, hidden()), "scale")
+    assert "has a v that an activation meets outside of its forward (mul), where it is no plain tensor" in point
+
+
+def test_a_vector_of_two_modules_is_planned_in_both() -> None:
+    first = scale()
+    model = Stack(lambda model, x: model.t(model.s(model.a(x))), a=linear(), s=first, t=scale(first.v))
+    wrapped = {name: line for name, line in spelled(propose_plan(model, hidden())).items() if name in "st"}
+    assert wrapped == dict.fromkeys("st", 'wrapped({"v": vector("y")})')
+    x = hidden().flatten(0, 1)
+    on_cube = parallelize(model, Cube.single(), propose_plan(model, x).settled())
+    torch.testing.assert_close(on_cube(x), model(x))
+
+
+def test_the_bias_of_a_layer_outside_of_it_is_open() -> None:
+    model = Stack(lambda model, x: model.a(x) + model.a.bias, a=linear())
+    point = open_at(propose_plan(model, hidden()), "a")
+    assert "has a bias that an activation meets outside of its forward (add), where it is no plain tensor" in point
 
 
 def test_sizes_that_only_shape_a_tensor_are_not_open() -> None:

@@ -211,6 +211,12 @@ def test_bad_rows_are_left_out_and_counted(tmp_path: Path, tokenizer: Tokenizer)
     assert task(ClassifyTask, of, tokenizer).notes[0] == "train: 4 rows are left out (data.bad)"
 
 
+def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    text = f"sentence\tlabel\ngood {'film' * 30}\t1\nbad\t0\n"
+    found = task(ClassifyTask, data(tmp_path, text, text), tokenizer)
+    assert found.notes[0].startswith("240 of 256 characters are unknown to the tokenizer, 240 of them in words of more")
+
+
 def test_names_of_special_tokens_are_counted_and_read_as_asked(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
     text = "sentence\tlabel\ngood [SEP] film\t1\nbad\t0\n"

@@ -186,6 +186,15 @@ def test_vectors_that_are_none_have_no_metrics(tmp_path: Path) -> None:
         task.evaluate(model)
 
 
+def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path) -> None:
+    pairs = [{"anchor": "red", "positive": "blue"}, {"anchor": "green", "positive": "red" * 34}]
+    write(tmp_path / "train.jsonl", pairs)
+    write(tmp_path / "dev.jsonl", pairs[:1] * 2)
+    told = task_of(tmp_path, Cube.single(), dev=str(tmp_path / "dev.jsonl")).notes[-1]
+    assert told.startswith("102 of 1")
+    assert "are unknown to the tokenizer, 102 of them in words of more than 100 characters" in told
+
+
 def test_dropout_is_the_same_in_both_passes() -> None:
     weight = torch.ones(5, 3, requires_grad=True)
     seen: list[Tensor] = []

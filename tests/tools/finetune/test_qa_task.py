@@ -46,10 +46,7 @@ def task_of(folder: Path, cube: Cube, **data: Any) -> AnswerTask:
     section = AnswerData(
         train=str(folder / "train.json"),
         dev=str(folder / "dev.json"),
-        max_length=24,
-        stride=4,
-        question_length=8,
-        **data,
+        **({"max_length": 24, "stride": 4, "question_length": 8} | data),
     )
     settings = AnswerConfig(data=section, model=ModelSection(vocab="vocab.txt"), run=RunSection(tokens_per_rank=64))
     return AnswerTask(section, settings, WordPieceTokenizer(folder / "vocab.txt", lowercase=True), cube)
@@ -208,3 +205,25 @@ def test_a_bad_recipe_is_refused_in_words(tmp_path: Path, capsys: pytest.Capture
             status = int(ended.code or 0)
         assert status == 2, more
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split()), more
+
+
+def test_answers_that_no_window_holds_as_a_whole_are_told(tmp_path: Path) -> None:
+    """Windows one behind another, of which the second begins inside of the first answer."""
+    recipe(tmp_path)
+    context = f"{'the ' * 19}red blue green house {'the ' * 20}"
+    answers = ("red blue green house", "house")
+    asked = [entry(f"q{n}", "what", (answer, context.index(answer))) for n, answer in enumerate(answers)]
+    write(tmp_path / "train.json", squad((context, asked)))
+    for stride, told in ((24, "train: 1 answers lie in no window as a whole, and"), (10, "")):
+        notes = task_of(tmp_path, Cube.single(), stride=stride).notes
+        assert [note.startswith(told) for note in notes[2:]] == ([True] if told else [])
+
+
+def test_what_the_tokenizer_does_not_know_of_contexts_is_told(tmp_path: Path) -> None:
+    """A context counts once, however many questions it has."""
+    recipe(tmp_path)
+    asked = [entry(f"l{n}", "red x", ("7", 4)) for n in range(2)]
+    write(tmp_path / "dev.json", squad(("red " + "7" * 104, asked)))
+    train, dev, *_ = task_of(tmp_path, Cube.single()).notes
+    assert dev.startswith("dev: 2 questions of 2, 2 windows; 106 of 118 characters are unknown to the tokenizer, 104 ")
+    assert "unknown" not in train

@@ -118,6 +118,9 @@ def test_what_the_model_reads(tmp_path: Path) -> None:
     assert "1 texts have the names of special tokens" in found.report
     with pytest.raises(ValueError, match=r"a\.jsonl line 1: text 1 has .* tokens"):
         part_of(path, tmp_path, "test", test=str(path), test_grades=False, max_length=9, too_long="refuse")
+    path.write_text(json.dumps({"query": "red", "passages": ["red" * 34]}) + "\n")
+    found = part_of(path, tmp_path, "test", test=str(path), test_grades=False, max_length=9)
+    assert "102 of 105 characters are unknown to the tokenizer" in found.report
 
 
 GOOD = {"query": "red", "positive": "house", "negatives": "blue"}

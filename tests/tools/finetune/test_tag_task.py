@@ -146,6 +146,9 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     notes = task_of(tmp_path, cube, test=str(tmp_path / "other.conll")).notes[-1]
     assert notes.startswith("test: 1 sentences; 1 words have no token")
     assert "1 texts have the names of special tokens" in notes
+    (tmp_path / "other.conll").write_text(f"red O\n{'red' * 34} O\n")
+    notes = task_of(tmp_path, cube, test=str(tmp_path / "other.conll")).notes[-1]
+    assert "102 of 106 characters are unknown to the tokenizer, 102 of them in words of more than 100" in notes
     (tmp_path / "other.conll").write_text("red O\n")
     with pytest.raises(ValueError, match=r"has 1 different tags, and two are needed. Got \['O'\]"):
         task_of(tmp_path, cube, train=str(tmp_path / "other.conll"))

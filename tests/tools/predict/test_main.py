@@ -54,6 +54,7 @@ def test_arguments_are_answered_in_words(models: Path, capsys: pytest.CaptureFix
     assert len(lines) == 3
     assert "%  " in lines[1]
     assert told.startswith("tools.predict: 1 text, 0 truncated, 0 skipped, ")
+    assert "unknown" not in told
     assert "tokens/s" in told
     lines, _ = said(capsys, "classify", models / "classes", "a fox", "a hill")
     assert lines[0] == "> a fox"

@@ -381,6 +381,24 @@ def test_names_of_special_tokens_are_counted_and_read_as_the_model_was_made(mode
 
 
 @pytest.mark.parametrize(
+    ("folder", "task", "item"),
+    [
+        ("classes", "classify", "LONG fox"),
+        ("language", "fill-mask", "LONG [MASK]"),
+        ("answers", "answer", {"question": "a fox", "context": "a LONG"}),
+        ("tags", "tag", "LONG fox"),
+        ("ranks", "rank", {"query": "a", "passages": ["fox", "LONG"]}),
+    ],
+)
+def test_what_the_tokenizer_does_not_know_is_counted(models: Path, folder: str, task: Any, item: Any) -> None:
+    written = json.loads(json.dumps(item).replace("LONG", "fox" * 40))
+    model = load(models / folder, task)
+    model.predict([written])
+    assert (model.unknown.unknown, model.unknown.too_long) == (120, 120)
+    assert model.unknown.in_words().startswith("120 of 12")
+
+
+@pytest.mark.parametrize(
     ("folder", "task", "options", "message"),
     [
         (

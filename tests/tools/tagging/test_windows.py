@@ -90,7 +90,9 @@ def said(numbers: Sequence[int], shared: Sequence[int] = ()) -> WordTags:
         ("iob2", "O B-X I-X", "B-X", "B-X I-X I-X O"),  # once an entity for each character of a piece
         ("iob2", "O B-X I-X", "I-X", "I-X I-X I-X O"),
         ("iob1", "O B-X I-X", "B-X", "B-X I-X I-X O"),
-        ("iobes", "O B-X I-X E-X S-X", "B-X", "B-X I-X I-X O"),
+        ("iobes", "O B-X I-X E-X S-X", "B-X", "B-X I-X E-X O"),
+        ("iobes", "O B-X I-X E-X S-X", "I-X", "I-X I-X E-X O"),
+        ("iobes", "O B-X I-X", "B-X", "B-X I-X I-X O"),  # E-X is no label
         ("iobes", "O B-X E-X S-X", "B-X", "B-X E-X O O"),
         ("iobes", "O B-X I-X E-X S-X", "S-X", "S-X O O O"),
         ("iobes", "O B-X I-X E-X S-X", "E-X", "E-X O O O"),
@@ -103,6 +105,20 @@ def test_words_that_share_a_piece_are_one_entity(scheme: Scheme, known: str, fir
     labels = known.split()
     found = said([labels.index(first)] * 3 + [0], shared=[1, 2])
     assert found.names(labels, scheme) == tags.split()
+
+
+def test_an_entity_of_several_pieces_ends_where_its_last_word_does() -> None:
+    labels = ["O", "B-X", "I-X", "E-X", "S-X"]
+
+    def named(tags: str, shared: Sequence[int], missing: Sequence[int] = ()) -> str:
+        numbers = [-1 if place in missing else labels.index(tag) for place, tag in enumerate(tags.split())]
+        return " ".join(said(numbers, shared).names(labels, "iobes"))
+
+    assert named("B-X I-X I-X O", shared=[2]) == "B-X I-X E-X O"
+    assert named("B-X B-X E-X O", shared=[1]) == "B-X I-X E-X O"
+    assert named("B-X B-X O B-X O", shared=[1, 3], missing=[2]) == "B-X I-X I-X E-X O"
+    assert named("B-X I-X O", shared=[]) == "B-X I-X O", "what the model said of a word stays"
+    assert named("B-X B-X S-X", shared=[1]) == "B-X E-X S-X"
 
 
 def test_a_word_without_a_piece_is_in_an_entity_that_goes_on_behind_it() -> None:

@@ -133,6 +133,7 @@ BATCH = 1 << 20
 """Characters that go to the tokenizer at a time."""
 COUNTS = (
     *("documents", "sentences", "tokens", "unknown_tokens", "words", "characters"),
+    *("unknown_characters", "characters_in_long_words"),
     *("documents_without_sentence", *LEFT_OUT),
 )
 
@@ -167,8 +168,8 @@ def write_part(
     ids = _joined([part[0] for part in parts], smallest(made.vocab_size))
     lengths = _joined([part[1] for part in parts], np.dtype("<i4"))
     items = _joined([part[2] for part in parts], np.dtype("<i8"))
-    if counts["unknown_tokens"] > most_unknown * counts["tokens"]:
-        context.bad(_not_for_this_text(unit, counts))
+    if (words := _not_for_this_text(counts, most_unknown, made.longest_word)) is not None:
+        context.bad(BadInput(unit.file, f"bytes {unit.start} to {unit.end}", *words))
         counts = dict.fromkeys(COUNTS, 0)
         ids, lengths, items = ids[:0], lengths[:0], items[:0]
     for name, values in (("ids", ids), ("lengths", lengths), ("items", items)):
@@ -198,6 +199,7 @@ def encode_documents(
     flats = [tokenizer.encode_flat(batch) for batch in batches(sentences)]
     ids = _joined([flat.ids for flat in flats], smallest(tokenizer.vocab_size))
     lengths = _joined([flat.lengths for flat in flats], np.dtype("<i4"))
+    _count_unknown(sentences, ids, lengths, tokenizer, counts)
     # A sentence of nothing but control characters has no ids.
     nothing = [sentences[place] for place in np.flatnonzero(lengths == 0).tolist()]
     count_left_out(nothing, counts)
@@ -210,9 +212,23 @@ def encode_documents(
     counts["tokens"] += len(ids)
     counts["words"] += sum(sentence.count(" ") + 1 for sentence in sentences) - sum(s.count(" ") + 1 for s in nothing)
     counts["characters"] += sum(map(len, sentences)) - sum(map(len, nothing))
-    if tokenizer.unknown is not None:
-        counts["unknown_tokens"] += int(np.count_nonzero(ids == tokenizer.unknown))
     return ids, lengths, items[items > 0]
+
+
+def _count_unknown(
+    sentences: Sequence[str],
+    ids: NDArray[np.integer],
+    lengths: NDArray[np.integer],
+    tokenizer: Tokenizer,
+    counts: dict[str, int],
+) -> None:
+    missed = np.flatnonzero(ids == tokenizer.unknown) if tokenizer.unknown is not None else np.empty(0)
+    counts["unknown_tokens"] += len(missed)
+    # Those with an unknown token are cut once more, for the places.
+    owners = np.unique(np.searchsorted(np.cumsum(lengths), missed, side="right")).tolist()
+    found = tokenizer.count_unknown([sentences[place] for place in owners], [[tokenizer.unknown]] * len(owners))
+    counts["unknown_characters"] += found.unknown
+    counts["characters_in_long_words"] += found.too_long
 
 
 def batches(texts: Iterable[T], characters: Callable[[T], int] = len) -> Iterator[list[T]]:
@@ -239,14 +255,18 @@ def entropy(counts: NDArray[np.integer]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _not_for_this_text(unit: DocumentRange, counts: dict[str, int]) -> BadInput:
-    share = counts["unknown_tokens"] / counts["tokens"]
-    return BadInput(
-        unit.file,
-        f"bytes {unit.start} to {unit.end}",
-        f"{share:.0%} of the tokens are unknown: this tokenizer is not for this text",
-        "Take or train one for its language and case, raise --most-unknown",
-    )
+def _not_for_this_text(counts: dict[str, int], most: float, longest: int | None) -> tuple[str, str] | None:
+    """Why the tokenizer is taken for a wrong one, and the remedy; None where it is not. A word that is unknown for its
+    length is one token, and in scripts without spaces a whole sentence: there its characters count."""
+    share = counts["unknown_tokens"] / max(1, counts["tokens"])
+    if share > most:
+        told = f"{share:.0%} of the tokens are unknown: this tokenizer is not for this text"
+        return told, "Take or train one for its language and case, raise --most-unknown"
+    share = counts["characters_in_long_words"] / max(1, counts["characters"])
+    if share > most:
+        told = f"{share:.0%} of the characters stand in words of more than {longest}, each of which is an unknown token"
+        return told, "Put spaces between the words of scripts without them, train a tokenizer, raise --most-unknown"
+    return None
 
 
 # --- Sentences to train a tokenizer on: an even sample of the documents -----------------------------------------------

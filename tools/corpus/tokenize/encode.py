@@ -37,7 +37,8 @@ class TokenizeOptions(Options):
     language: str = "en"
     """ISO 639-1 code: its rules say where a sentence ends."""
     most_unknown: float = 0.2
-    """Share of unknown tokens, in 1 to 16 MiB of documents, above which the tokenizer is taken for a wrong one."""
+    """Share of unknown tokens, or of characters in words that are unknown for their length, in 1 to 16 MiB of
+    documents, above which the tokenizer is taken for a wrong one."""
 
 
 def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
@@ -69,7 +70,7 @@ def tokenize(options: TokenizeOptions, team: Team) -> Manifest:
         )
         units = ranges_of(files, evenly=True)
         results = step.run("ids", units, work)
-        counts = {name: sum(result[name] for result in results) for name in COUNTS}
+        counts = {name: sum(result.get(name, 0) for result in results) for name in COUNTS}
         if not counts["documents"]:
             raise ValueError(
                 f"not one document of {', '.join(map(str, options.docs))} has a sentence. Name documents with text in "

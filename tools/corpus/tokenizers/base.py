@@ -97,6 +97,41 @@ InTexts = Literal["text", "tokens"]
 """What the name of a special token in a text is: text, or that token, as the transformers library has it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnknownText:
+    """How much of some texts a tokenizer has no pieces for. Two of them add up."""
+
+    characters: int = 0
+    """Of the texts."""
+    unknown: int = 0
+    """Characters that unknown tokens stand for."""
+    too_long: int = 0
+    """Of these, in words that are unknown for their length alone."""
+    longest: int | None = None
+    """Characters of the longest word that the tokenizer cuts into pieces."""
+
+    def __add__(self, other: UnknownText) -> UnknownText:
+        return UnknownText(
+            characters=self.characters + other.characters,
+            unknown=self.unknown + other.unknown,
+            too_long=self.too_long + other.too_long,
+            longest=self.longest if other.longest is None else other.longest,
+        )
+
+    def in_words(self) -> str:
+        """Empty where nothing is unknown."""
+        if not self.unknown:
+            return ""
+        told = f"{self.unknown:,} of {self.characters:,} characters are unknown to the tokenizer"
+        if not self.too_long:
+            return told
+        return (
+            f"{told}, {self.too_long:,} of them in words of more than {self.longest} characters, each of which is one "
+            "unknown token: put spaces between the words of scripts without them, or take a model whose tokenizer has "
+            "no such limit, as those of sentencepiece and of bytes"
+        )
+
+
 class Tokenizer(ABC):
     """Text to ids and back. Nothing in a text becomes a special token, not even "[MASK]" or "</s>", unless that is
     asked for (`read_names`)."""
@@ -110,6 +145,8 @@ class Tokenizer(ABC):
     """Ids by the names of `SPECIAL_NAMES`."""
     spelled: dict[int, tuple[int, ...]]
     """The ids of the special tokens' names as text; empty where the library never takes a text for a special token."""
+    longest_word: int | None = None
+    """Characters: a longer word is unknown, whatever pieces there are. None: there is no such limit."""
     layout: TextLayout = TextLayout()
     """What becomes of the ids, where its folder says so."""
 
@@ -158,6 +195,29 @@ class Tokenizer(ABC):
         names = self.names
         begin = {name[0] for name in names if name}  # few texts have a bracket at all
         return sum(any(mark in text for mark in begin) and any(name in text for name in names) for text in texts)
+
+    def count_unknown(self, texts: Sequence[str], encoded: Sequence[Sequence[int | None]]) -> UnknownText:
+        """How much of the texts has no piece; of `encoded`, their ids, those without an unknown token cost nothing."""
+        of_all = UnknownText(characters=sum(map(len, texts)), longest=self.longest_word)
+        missed = [text for text, ids in zip(texts, encoded, strict=True) if self.unknown in ids]
+        if self.unknown is None or not missed:
+            return of_all
+        words = self._unknown_words(missed)
+        long = [] if self.longest_word is None else [word for word in words if self._is_too_long(word)]
+        found = UnknownText(unknown=sum(map(len, words)), too_long=sum(map(len, long)))
+        return of_all + found
+
+    def _unknown_words(self, texts: Sequence[str]) -> list[str]:
+        """What the unknown tokens of the texts stand for."""
+        return [
+            text[begin:end]
+            for text, (ids, places) in zip(texts, self.encode_all_with_offsets(texts), strict=True)
+            for begin, end in {place for number, place in zip(ids, places, strict=True) if number == self.unknown}
+        ]
+
+    def _is_too_long(self, word: str) -> bool:
+        """Whether a word is unknown for its length, as the tokenizer's rules have made it."""
+        return self.longest_word is not None and len(word) > self.longest_word
 
     def read_names(self) -> None:
         """From here on the name of a special token in a text is that token.

@@ -110,6 +110,16 @@ class SentencePieceTokenizer(Tokenizer):
         behind = sum(text[-1] == " " for text in own) > sum(text[0] == " " for text in own)
         return word_flags(texts, behind=behind)
 
+    def _unknown_words(self, texts: Sequence[str]) -> list[str]:
+        """As they are in the model's own form of the text; no places are needed, which old versions do not tell."""
+        both = (self._model.encode(list(texts), out_type=kind, num_threads=self._threads) for kind in (int, str))
+        return [
+            piece.replace(SPACE, "")
+            for ids, pieces in zip(*both, strict=True)
+            for number, piece in zip(ids, pieces, strict=True)
+            if number == self.unknown
+        ]
+
     def _decode(self, ids: list[int]) -> str:
         text: str = self._model.decode(ids) if ids else ""
         return text

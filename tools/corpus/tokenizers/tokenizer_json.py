@@ -56,6 +56,8 @@ class JsonTokenizer(Tokenizer):
         added = [token["content"] for token in self.plan.get("added_tokens", ()) if token.get("special")]
         self.special_ids = find_special(self.library.token_to_id, file, added=added)
         self.unknown = self._find_unknown()
+        if self.is_wordpiece:
+            self.longest_word = int(self.plan["model"].get("max_input_chars_per_word", LONGEST_WORD))
         self.spelled = spell_special(self.library.token_to_id, self.special_ids, self.unknown, file)
         self.fingerprint = fingerprint("json", content)
 
@@ -101,6 +103,9 @@ class JsonTokenizer(Tokenizer):
             text = normalizer.normalize_str(text)
         return [text] if pre_tokenizer is None else [part for part, _ in pre_tokenizer.pre_tokenize_str(text)]
 
+    def _is_too_long(self, word: str) -> bool:
+        return self.longest_word is not None and any(len(part) > self.longest_word for part in self.cut(word))
+
     @property
     def is_wordpiece(self) -> bool:
         return bool(self.plan["model"].get("type") == "WordPiece")
@@ -109,7 +114,7 @@ class JsonTokenizer(Tokenizer):
     def of_other_words_than_bert(self) -> str:
         """Where its WordPiece is not BERT's, in words; empty where it is."""
         model = self.plan["model"]
-        most, prefix = model.get("max_input_chars_per_word", LONGEST_WORD), model.get("continuing_subword_prefix")
+        most, prefix = self.longest_word, model.get("continuing_subword_prefix")
         if most != LONGEST_WORD:
             return f"max_input_chars_per_word = {most} (BERT: {LONGEST_WORD})"
         return "" if prefix in (None, PREFIX) else f"continuing_subword_prefix = {prefix!r} (BERT: {PREFIX!r})"

@@ -60,6 +60,7 @@ class WordPieceTokenizer(Tokenizer):
 
     library: Library
     """The tokenizers library's own object."""
+    longest_word = LONGEST_WORD
 
     def __init__(
         self, file: Path, *, lowercase: bool, strip_accents: bool | None = None, any_case: bool = False
@@ -125,6 +126,9 @@ class WordPieceTokenizer(Tokenizer):
     @cached_property
     def continuations(self) -> NDArray[np.uint8]:
         return flags_of_prefix(self._names, PREFIX, self.special_ids.values(), ends=False)
+
+    def _is_too_long(self, word: str) -> bool:
+        return len(self.library.normalizer.normalize_str(word)) > LONGEST_WORD
 
     def _learn(self, words: set[str]) -> None:
         """Makes `_known` hold these words."""

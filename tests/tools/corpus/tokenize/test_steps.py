@@ -71,6 +71,8 @@ def test_sentences_become_items_and_documents_keep_their_bounds(tmp_path: Path, 
         "sentences": 4,
         "tokens": 17,
         "unknown_tokens": 1,
+        "unknown_characters": 1,
+        "characters_in_long_words": 0,
         "words": 13,
         "characters": 51,
         "vocab_size": load_tokenizer(made).vocab_size,
@@ -148,6 +150,17 @@ def test_a_tokenizer_that_is_not_for_the_text_is_told(tmp_path: Path, made: Path
     manifest = write_ids(tmp_path / "rest", made, docs, skip_bad=True)
     assert (manifest.counts["documents"], manifest.counts["tokens"], manifest.left_out) == (1, 4, 1)
     assert write_ids(tmp_path / "all", made, docs, most_unknown=0.75).counts["unknown_tokens"] == 6
+
+
+def test_text_of_words_that_are_too_long_is_told_though_few_tokens_are_unknown(tmp_path: Path, made: Path) -> None:
+    """One token of eight is unknown, and stands for most of the text."""
+    docs = write_documents(tmp_path / "docs", ["***\n\n" + "fox" * 34 + " the fox went to the hill."])
+    told = r"documents-00000.jsonl, .*: 80% of the characters stand in words of more than 100, each"
+    with pytest.raises(BadInput, match=told + r".*Put spaces between"):
+        write_ids(tmp_path / "ids", made, docs)
+    counts = write_ids(tmp_path / "all", made, docs, most_unknown=0.85).counts
+    assert [counts[name] for name in ("tokens", "unknown_tokens", "characters")] == [8, 1, 128]
+    assert (counts["unknown_characters"], counts["characters_in_long_words"]) == (102, 102)
 
 
 def test_what_cannot_be_tokenised_is_refused(tmp_path: Path, made: Path) -> None:

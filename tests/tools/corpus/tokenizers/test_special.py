@@ -11,7 +11,7 @@ import pytest
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from tests.tools.corpus.tokenized import BERT, write_sentencepiece
+from tests.tools.corpus.tokenized import BERT, write_sentencepiece, write_vocabulary
 from tools.corpus.tokenizers.base import Kind, find_special, spell_special
 from tools.corpus.tokenizers.folder import open_tokenizer
 from tools.corpus.tokenizers.model_dir import tokenizer_of
@@ -132,6 +132,53 @@ def test_names_are_tokens_where_that_is_asked_for(tmp_path: Path, kind: Kind) ->
     assert tokenizer.encode(texts) == wanted
     assert tokenizer.encode_flat(texts).ids.tolist() == [number for ids in wanted for number in ids]
     assert [tokenizer.encode_with_offsets(text)[0] for text in texts] == wanted
+
+
+THAI = "\u0e20\u0e32\u0e29\u0e32\u0e44\u0e17\u0e22"
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("wordpiece", 100), ("json", 100), ("json", 200)])
+def test_what_has_no_piece_is_counted_in_characters(tmp_path: Path, kind: Kind, longest: int) -> None:
+    """Words of more than 100 characters too, as BERT has them; of a tokenizer.json as many as it says."""
+    pieces = [*BERT, "[UNK]", *"a\u1100", "##\u1161", *set(THAI), *(f"##{letter}" for letter in set(THAI))]
+    file = write_vocabulary(tmp_path / "vocab.txt", pieces)
+    if kind == "json":
+        library = make_library({piece: n for n, piece in enumerate(pieces)}, lowercase=True, strip_accents=False)
+        plan = json.loads(library.to_str())
+        plan["model"]["max_input_chars_per_word"] = longest
+        file = tmp_path / "tokenizer.json"
+        file.write_text(json.dumps(plan))
+    tokenizer = open_tokenizer(kind, file, lowercase=True, strip_accents=False)
+    assert tokenizer.longest_word == longest
+    for text, unknown, too_long in (
+        (THAI * 14, 0, 0),  # 98
+        (f"a {THAI * 14}xa", 100, 0),
+        (f"a {THAI * 20} {THAI} x", 1 + (140 if longest == 100 else 0), 140 if longest == 100 else 0),
+        (f"{THAI * 30} a", 210, 210),
+        ("a" * (longest + 1), longest + 1, longest + 1),
+    ):
+        found = tokenizer.count_unknown(["a", text], tokenizer.encode(["a", text]))
+        assert (found.characters, found.unknown, found.too_long) == (1 + len(text), unknown, too_long), text
+        assert (f"words of more than {longest} characters" in found.in_words()) == (too_long > 0)
+        assert bool(found.in_words()) == (unknown > 0)
+
+
+def test_a_word_is_too_long_as_the_rules_have_made_it(tmp_path: Path) -> None:
+    """A syllable of Hangul without accents is two or three letters."""
+    file = write_vocabulary(tmp_path / "vocab.txt", [*BERT, "[UNK]", "\u1100", "##\u1100", "##\u1161"])
+    tokenizer = open_tokenizer("wordpiece", file, lowercase=True, any_case=True)
+    for syllables, unknown in ((50, 0), (51, 51)):
+        text = "\uac00" * syllables
+        found = tokenizer.count_unknown([text], tokenizer.encode([text]))
+        assert (found.unknown, found.too_long) == (unknown, unknown)
+
+
+def test_unknown_characters_of_a_sentencepiece_model_are_counted(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer("sentencepiece", write_sentencepiece(tmp_path / "tokenizer.model"))
+    texts = ["the \u6f22\u5b57 fox", "a dog", "\u6f22"]
+    found = tokenizer.count_unknown(texts, tokenizer.encode(texts))
+    assert (found.characters, found.unknown, found.too_long) == (16, 3, 0)
+    assert found.in_words() == "3 of 16 characters are unknown to the tokenizer"
 
 
 def test_a_sentencepiece_model_does_not_tell_names_from_text(tmp_path: Path) -> None:
