@@ -79,6 +79,10 @@ class FileTensor:
     folded: int = 1
     """Numbers of the file's last dim, which is one with that before here: of a convolution's kernel."""
 
+    @property
+    def shape_in_file(self) -> tuple[int, ...]:
+        return self.shape if self.folded == 1 else (*self.shape[:-1], self.shape[-1] // self.folded, self.folded)
+
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
     """All tensors of a folder by the names in the files; nothing but headers is read of safetensors.
@@ -363,7 +367,8 @@ class HFWeights(WeightSource):
                 f"{self.folder}: {where.name} says {setting}, and {self._own(TASKS)} is missing. Get a complete model, "
                 f"or, if no token has a task, say {setting} = false."
             )
-        self._check_shape(TASKS, (*self._tensors[self._names[TASKS]].shape[:1], self.config.hidden))
+        rows = self._tensors[self._names[TASKS]].shape[:1]
+        self._check_shape(TASKS, (max((1, *rows)), self.config.hidden))
         return True
 
     def _take_labels(self, where: Path) -> None:
@@ -483,9 +488,11 @@ class HFWeights(WeightSource):
                 f"{found.path}: {self._names[name]} is of type {found.dtype}, and one of {', '.join(FLOATS)} is "
                 "needed. Get the model as it was before it was quantised, or write its weights in one of these."
             )
-        if found.shape == needed:
+        if name == param_names.CONVOLUTION:
+            needed = (needed[0], self.config.hidden, needed[1] // self.config.hidden)
+        if found.shape_in_file == needed:
             return
-        told = f"{found.path}: {self._names[name]} has shape {found.shape}, and {needed} is needed."
+        told = f"{found.path}: {self._names[name]} has shape {found.shape_in_file}, and {needed} is needed."
         if name == param_names.EMBEDDING and found.shape[1:] == needed[1:]:
             raise ValueError(
                 f"{told} {CONFIG} says vocab_size {self.config.vocab}, and the weights have {found.shape[0]} entries. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from models.bert.huggingface.reader import HFWeights
 from models.bert.tasks import piece_losses
 from tensor3d import Cube, local
 from tests.models.bert.huggingface.families import DEBERTA, drawn
-from tests.models.bert.huggingface.subject import original, saved, tensors_of
+from tests.models.bert.huggingface.subject import original, saved, tensors_of, write
+from tests.models.bert.huggingface.subject import settings_of as settings_of_original
 from tests.models.toy import FAMILIES, Shape, toy_config
 from tools.convert.__main__ import parts_of
 from tools.finetune.trainer import depth_of
@@ -227,3 +229,14 @@ def test_a_convolution_belongs_to_the_first_layer() -> None:
     names = [name for name, _ in BertModel(config, Cube.single()).named_parameters() if "convolution" in name]
     assert {depth_of(f"bert.{name}", config.layers) for name in names} == {1}
     assert len(names) == 4
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 5), (64, 32, 6), (64, 192)], ids=str)
+def test_a_convolution_of_another_shape_is_refused_by_that_of_the_file(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """One in groups has as many numbers as another that is not."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4}
+    model = original("DebertaV2Model", **{**drawn(DEBERTA, "Model", ONE, 0), **sizes})
+    settings, name = settings_of_original(model), "encoder.conv.conv.weight"
+    write(tmp_path, tensors_of(model) | {name: torch.zeros(shape)}, settings)
+    with pytest.raises(ValueError, match=rf"{name} has shape {re.escape(str(shape))}, and \(64, 64, 3\) is needed"):
+        open_weights(tmp_path)

@@ -47,6 +47,13 @@ def test_its_first_row_goes_to_the_types_and_no_folder_has_it_then(tmp_path: Pat
     assert values(alone)["embeddings.types.weight"].equal(types)
 
 
+def test_a_table_without_a_row_is_refused(tmp_path: Path) -> None:
+    tensors = folder_with(tmp_path)
+    write(tmp_path, {**tensors, TASKS: tensors[TASKS][:0]}, json.loads((tmp_path / "config.json").read_text()))
+    with pytest.raises(ValueError, match=r"task_type_embeddings.weight has shape \(0, 64\), and \(1, 64\) is needed"):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("without", "said", "message"),
     [
