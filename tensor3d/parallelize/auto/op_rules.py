@@ -129,7 +129,7 @@ RESHAPES = _words(
 _UNSIZED = _words("flatten ravel expand_as view_as reshape_as squeeze unsqueeze")  # reshapes that name no sizes
 _MOVES = _words("transpose permute movedim moveaxis swapaxes swapdims t T mT H mH adjoint")
 _WRITES = _words("setitem index_copy index_add index_fill scatter scatter_add index_put masked_scatter select_scatter")
-_VALUES = _words("item tolist numpy bool int float index complex equal allclose is_nonzero contains")
+VALUES = _words("item tolist numpy bool int float index complex equal allclose is_nonzero contains")
 _RANDOM = _words(
     "dropout alpha_dropout dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout bernoulli normal "
     "uniform exponential multinomial rand_like randn_like randint_like rrelu gumbel_softmax"
@@ -187,7 +187,7 @@ def objection(
             text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
             "does, as it becomes a Dropout3D"
         )
-    if (not isinstance(result, Tensor) and name in _VALUES) or (name == "where" and len(arguments) == 1):
+    if (not isinstance(result, Tensor) and name in VALUES) or (name == "where" and len(arguments) == 1):
         return UnsupportedOp(text=f"decides by values ({name}), which differ from rank to rank")
     return _moved_or_unknown(name, x, result)
 

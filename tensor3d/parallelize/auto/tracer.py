@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tensor3d.parallelize.auto.op_rules import (
     ELEMENTWISE,
     PRODUCTS,
     RESHAPES,
+    VALUES,
     Role,
     TensorTrace,
     TracedCall,
@@ -120,6 +122,15 @@ def measured(name: str, x: Tensor, dim: Any, result: Any, since: frozenset[str],
     return TracedSize.of(result, name == "size" and dim in (-1, last), since, told)
 
 
+def _written(func: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that a function writes into: its first argument, and the one that this is a view of."""
+    called = getattr(func, "__name__", "")
+    in_place = called == "__setitem__" or re.fullmatch(r"__i\w+__|\w*[a-z0-9]_", called) is not None
+    if not in_place or not args or not isinstance(args[0], Tensor):
+        return []
+    return [args[0]] if args[0]._base is None else [args[0], args[0]._base]
+
+
 def extents_in(values: Any) -> Iterator[TracedSize]:
     """The extents in arguments."""
     if isinstance(values, TracedSize):
@@ -145,6 +156,7 @@ class OpTracer(TorchFunctionMode):
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
         tied: all modules that have a parameter, by the first.
+        dims: how many each of the parameters has.
         mixed: of these, those whose columns were mixed on the way, or met what is no part of them: by what, in words.
         kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
         with_code, layers, with_weights: names of modules with a forward, of known layers, of those with matrices.
@@ -164,6 +176,7 @@ class OpTracer(TorchFunctionMode):
             for name, parameter in part.named_parameters(recurse=False):
                 self.parameters.setdefault(parameter, (owner, name))
                 self.tied.setdefault(self.parameters[parameter], []).append((owner, name))
+        self.dims = {found: parameter.dim() for parameter, found in self.parameters.items()}
         self.mixed = WeakTensorKeyDictionary()
         self.with_code = {name for name, part in modules if has_forward(part)}
         self.layers = {name for name, part in modules if role_of(part) is not None}
@@ -185,7 +198,7 @@ class OpTracer(TorchFunctionMode):
         if self.layer is not None:
             return result
         name = name_of(func)
-        self._follow(name, args, kwargs or {}, result)
+        self._follow(name, args, kwargs or {}, result, _written(func, args))
         if not args or not isinstance(args[0], Tensor):
             return result
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
@@ -216,7 +229,9 @@ class OpTracer(TorchFunctionMode):
                 of_columns=extent.of_columns,
             )
 
-    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _follow(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
+    ) -> None:
         tensors = [tensor for _, tensor in tensors_in((args, kwargs))]
         outputs = [tensor for _, tensor in tensors_in(result)]
         active = [(tensor, self.flows[tensor]) for tensor in tensors if tensor in self.flows]
@@ -225,7 +240,7 @@ class OpTracer(TorchFunctionMode):
             of_parameter = name not in RESHAPES and any(tensor in self.parameters for tensor in tensors)
             if extents and outputs and (of_parameter or outputs[0].numel() == 1):
                 extents[0].tell(name)
-            self._pass_on(name, args, kwargs, result)
+            self._pass_on(name, args, kwargs, result, written)
             return
         x, flow = active[0]
         flows = [found for _, found in active]
@@ -257,7 +272,9 @@ class OpTracer(TorchFunctionMode):
         for output in outputs:
             self.flows[output] = flow
 
-    def _pass_on(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _pass_on(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
+    ) -> None:
         """No activation here; but what is made of arguments, place by place, or of a parameter is remembered."""
         tensors = [tensor for _, tensor in tensors_in((args, kwargs))]
         given = any(tensor in self.given for tensor in tensors) and all(
@@ -265,7 +282,8 @@ class OpTracer(TorchFunctionMode):
         )
         given = given and (name in RESHAPES or objection(name, tensors[0], args, kwargs, result) is None)
         mixed = self._mixing(name, tensors, args, kwargs, result)
-        for _, output in tensors_in(result):
+        self._decide(name, tensors, result)
+        for output in (*written, *(each for _, each in tensors_in(result))):
             if given:
                 self.given[output] = True
             if mixed:
@@ -274,6 +292,16 @@ class OpTracer(TorchFunctionMode):
                 first = next((known[tensor] for tensor in tensors if tensor in known), None)
                 if first is not None:
                     known[output] = first
+
+    def _decide(self, name: str, tensors: list[Tensor], result: Any) -> None:
+        """Python reads a value of a parameter, or of what is made of one."""
+        own = next((each for each in map(self.parameters.get, tensors) if each is not None), None)
+        if own is not None and self.dims[own] and name in VALUES and not isinstance(result, Tensor):
+            self.note(
+                f"decides by values of the parameter {own[1]} ({name}), of which a rank holds a share where its "
+                "columns are cut: keep what does not change as a setting of the module",
+                TensorTrace(face=0),
+            )
 
     def _mixing(
         self, name: str, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -356,7 +384,8 @@ class OpTracer(TorchFunctionMode):
             )
             return
         along = tensor.dim() > 0 and tensor.shape[-1:] == x.shape[-1:] and tensor.numel() == tensor.shape[-1]
-        if along and tensor.numel() > 1 and name not in ("cat", "stack"):
+        is_vector = self.dims[self.parameters[tensor]] == 1
+        if is_vector and along and tensor.numel() > 1 and name not in ("cat", "stack"):
             self.seen.vectors.setdefault((owner, parameter), set()).add(flow.face)
             return
         self.note(

@@ -75,6 +75,17 @@ def test_what_is_not_known_to_be_right_on_a_block_is_open(after: Any, message: s
         (lambda h, v, u: h + v.cumsum(0), "parameter v (add), .*: it reduces over columns (cumsum)"),
         (lambda h, v, u: h * (v * torch.linspace(0, 1, 16)), "it lets it meet a tensor of shape (16,) made here (mul)"),
         (lambda h, v, u: h * (v * u), "computes one with another (mul): let the activation meet one after the other"),
+        (
+            lambda h, v, u: h * filled(v.clone(), lambda t: t.__setitem__(0, 0.0)),
+            "what is made of the parameter v (mul), .*: it writes at places (setitem)",
+        ),
+        (
+            lambda h, v, u: h * filled(v.clone(), lambda t: t.view(1, -1)[:, 3:].zero_()),
+            "what is made of the parameter v (mul), .*: it takes columns by their place ([:, 3:])",
+        ),
+        (lambda h, v, u: h + (v if v.sum() > 0 else -v), "decides by values of the parameter v (bool)"),
+        (lambda h, v, u: h * v * float(v.max()), "decides by values of the parameter v (float)"),
+        (lambda h, v, u: h * v if v[0].item() else h, "decides by values of the parameter v (item)"),
         (lambda h, v, u: h * (v / v.shape[0]), "computes with a size read off a parameter (div)"),
         (lambda h, v, u: h * (v * len(v)), "computes with a size read off a parameter (len)"),
     ],
@@ -88,7 +99,11 @@ def test_what_is_made_of_a_parameter_otherwise_than_element_by_element_is_open(u
 
 
 def test_a_parameter_element_by_element_is_not_open() -> None:
-    model = Stack(lambda model, x: model.a(x) * (1 + model.v.exp()).clamp(max=2)[None] + model.v.view(-1), a=linear())
+    def forward(model: Any, x: Tensor) -> Tensor:
+        model.v[:3].contiguous().to(model.v)  # gives the same tensor back, and writes into none
+        return model.a(x) * (1 + model.v.exp()).clamp(max=2)[None] + model.v.view(-1)
+
+    model = Stack(forward, a=linear())
     model.v = nn.Parameter(torch.ones(HIDDEN))
     blocks = nn.ModuleList([model])
     proposal = propose_plan(Stack(lambda model, x: model.blocks[0](x), blocks=blocks), hidden())
@@ -112,6 +127,11 @@ def test_a_parameter_element_by_element_is_not_open() -> None:
 def test_what_gives_other_rows_on_a_block_is_open(after: Any, message: str) -> None:
     model = Stack(lambda model, x: after(model, model.a(x)), a=linear())
     assert message in open_at(propose_plan(model, torch.randn(16, HIDDEN)), "the module itself")
+
+
+def filled(tensor: Tensor, fill: Any) -> Tensor:
+    fill(tensor)
+    return tensor
 
 
 def scale(vector: nn.Parameter | None = None) -> Stack:
@@ -197,6 +217,14 @@ def test_a_softmax_over_the_outputs_of_a_head_is_kept() -> None:
 def test_a_loss_that_never_ran_is_open() -> None:
     model = Stack(lambda model, x: model.a(x), a=linear(), loss=nn.CrossEntropyLoss())
     assert "was not called on the example" in open_at(propose_plan(model, hidden()), "loss")
+
+
+def test_a_row_that_is_no_vector_is_open() -> None:
+    """A vector's layout would cut its first dim, which no cube divides."""
+    model = Stack(lambda model, x: model.a(x) * model.row, a=linear())
+    model.row = nn.Parameter(torch.ones(1, 1, HIDDEN))
+    points = propose_plan(model, hidden()).unresolved
+    assert any("meet the parameter row as (1, 1, 16) (mul)" in point for point in points)
 
 
 def test_a_parameter_without_dims_is_open_and_no_crash() -> None:
