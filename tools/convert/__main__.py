@@ -305,6 +305,10 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
         ("found", ", ".join(("encoder", *filled.found))),
         ("not there", f"{', '.join(lacking)}: fresh in a model that has them" if lacking else "nothing is missing"),
         ("not used", ", ".join(filled.unused) if filled.unused else "nothing"),
+        *(
+            [("used in part", f"{_some(filled.in_part)}: the first row alone, of tokens without a task")]
+            * bool(filled.in_part)
+        ),
         *([("NOT FINITE", f"{_some(filled.spoilt)}: such a model is useless; get another")] if filled.spoilt else []),
         *([("rounded", f"{_some(filled.rounded)}: fp64 in the folder, fp32 here")] if filled.rounded else []),
         *([("no weights", f"{_some(buffers)}: left out, and made anew by the library")] if buffers else []),

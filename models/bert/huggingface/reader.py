@@ -410,6 +410,9 @@ class HFWeights(WeightSource):
         taken = {found for name, found in self._names.items() if name in asked | set(param_names.BUFFERS)}
         return {
             "unused": tuple(found for found in dict.fromkeys(self._names.values()) if found not in taken),
+            "in_part": (self._names[TASKS],)
+            if TASKS in asked and self._tensors[self._names[TASKS]].shape[0] > 1
+            else (),
             "rounded": tuple(sorted(self._names[name] for name in rounded)) if narrow else (),
         }
 

@@ -34,6 +34,8 @@ class LoadReport:
     """Tensors of the folder that the model has no place for, under the folder's names."""
     declined: tuple[str, ...] = ()
     """Those of `fresh` that the folder has, and that were not to be taken (`WeightSource.only`)."""
+    in_part: tuple[str, ...] = ()
+    """Tensors of the folder of which the first row alone is used: the others stand for tasks that nobody names."""
     rounded: tuple[str, ...] = ()
     """Tensors of the folder in fp64 that were rounded to the model's type."""
     spoilt: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class LoadReport:
             told.append(f"not in the folder, so as initialised: {', '.join(lacking)}")
         if self.declined:
             told.append(f"not taken from the folder, so as initialised: {', '.join(self.declined)}")
+        if self.in_part:
+            told.append(f"the first row alone of: {first_names(self.in_part, 4)}")
         if self.rounded:
             told.append(f"fp64 in the folder, so rounded: {first_names(self.rounded, 4)}")
         if self.spoilt:

@@ -29,6 +29,9 @@ def test_its_first_row_goes_to_the_types_and_no_folder_has_it_then(tmp_path: Pat
     """As where the setting is not said, which is no: then a table is left over, and told."""
     tensors, cube = folder_with(tmp_path / "there"), Cube.single()
     model = loaded(tmp_path / "there", BertModel)
+    told = open_weights(tmp_path / "there").fill(model, cube)
+    assert (told.unused, told.in_part) == (("pooler.dense.bias", "pooler.dense.weight"), (TASKS,))
+    assert f"the first row alone of: {TASKS}" in told.in_words()
     types = tensors["embeddings.token_type_embeddings.weight"]
     assert values(model)["embeddings.types.weight"].equal(types + tensors[TASKS][0])
     settings = open_weights(tmp_path / "there").settings
