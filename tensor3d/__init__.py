@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensor3d.layers.attention import Attention3D
     from tensor3d.layers.dropout import Dropout3D
     from tensor3d.layers.embedding import Embedding3D, LookupEmbedding3D
+    from tensor3d.layers.head_norm import HeadNorm3D
     from tensor3d.layers.heads import SmallHead3D, vocab_topk
     from tensor3d.layers.kept_operands import KeptOperands, keep_gathered
     from tensor3d.layers.linear import Linear3D, Projection3D, gather_together
@@ -76,6 +77,7 @@ __all__ = [
     "Face",
     "GatedMLP3D",
     "GradientNorm",
+    "HeadNorm3D",
     "KeptOperands",
     "LayerNorm3D",
     "Layout",

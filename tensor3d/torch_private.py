@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 # What is imported by its own name is so for others.
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -205,9 +205,13 @@ def is_storage_resize(operator: Any) -> bool:
 # --- Modules and modes ------------------------------------------------------------------------------------------------
 
 
-def has_global_hooks() -> bool:
-    """Whether somebody waits for the calls of all modules."""
-    return bool(_has_any_global_hook())
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is of that very kind and nobody waits for its calls, or has put another `forward` in place of
+    its own: then it may be computed as part of something else."""
+    if type(module) is not kind or "forward" in module.__dict__ or _has_any_global_hook():
+        return False
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooks
 
 
 def without_modes() -> AbstractContextManager[Any]:

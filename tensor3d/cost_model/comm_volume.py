@@ -364,6 +364,7 @@ def transformer_layer(
     inner: int,
     *,
     qkv: int | None = None,
+    mixed: int | None = None,
     gated: bool = False,
     norms: int = 2,
     rms: bool = False,
@@ -376,8 +377,9 @@ def transformer_layer(
 
     Args:
         qkv: columns of queries, keys and values. Default: three times the hidden ones.
+        mixed: columns of what the heads give together. Default: as many as the hidden ones.
         gated: up is the product of a `GatedMLP3D`, with the gate.
-        norms: how many the layer has; the modern encoder's first has one.
+        norms: how many the layer has; the modern encoder's first has one. Four: also of what both parts give.
         rms: they are RMSNorms.
         pre_norm: whether they stand before the blocks. It matters for chosen rows alone.
         kept: which gathered operands stay for backward: of all four products alike, or of QKV, output, up and down.
@@ -387,12 +389,12 @@ def transformer_layer(
     few = rows if chosen is None else chosen
     products: list[tuple[int, int, int, Side]] = [
         (rows, hidden, 3 * hidden if qkv is None else qkv, "z"),
-        (few, hidden, hidden, "y"),
+        (few, hidden if mixed is None else mixed, hidden, "y"),
         (few, hidden, 2 * inner if gated else inner, "z"),
         (few, inner, hidden, "y"),
     ]
     normed = [few] * norms
-    if pre_norm and norms == 2:
+    if pre_norm and norms in (2, 4):
         normed[0] = rows
     parts = [block_products(wire, products, kept=kept)]
     norm = rms_norm if rms else layer_norm
@@ -424,22 +426,26 @@ def relative_table(wire: CommModel, rows: int, hidden: int, *, recomputed: bool 
     return together(parts)
 
 
-def replicated_gradients(wire: CommModel, on_y: int, on_z: int, matrices: int, *, shares: int | None = None) -> Bytes:
+def replicated_gradients(
+    wire: CommModel, on_y: int, on_z: int, matrices: int, *, everywhere: int = 0, shares: int | None = None
+) -> Bytes:
     """The ledger's sums at the end of a backward pass (once a step under accumulation), and before them two numbers of
     8 bytes, by which all ranks know that they have used the same parameters.
 
     Args:
         on_y, on_z: local elements of vectors, tables and narrow heads on each face.
         matrices: local elements of weights, which are copies over data alone.
+        everywhere: elements of what all ranks hold copies of, as gains of heads.
         shares: elements of the largest shares over data of what is summed over data alone, where each rank gets the
             sums of its share alone (ZeRO stage 2).
     """
-    # Sums over the same ranks share a bucket: with x = y = z = 1, all three are over data.
+    # Sums over the same ranks share a bucket: with x = y = z = 1, all are over data.
     buckets: Counter[tuple[AxisName, ...]] = Counter()
     sums: list[tuple[int, tuple[AxisName, ...]]] = [
         (on_y, ("data", "x", "z")),
         (on_z, ("data", "x", "y")),
         (matrices, ("data",)),
+        (everywhere, ("data", "x", "y", "z")),
     ]
     for elements, axes in sums:
         buckets[tuple(axis for axis in axes if wire.size(axis) > 1)] += elements

@@ -1,6 +1,6 @@
 """Self-attention over packed sequences.
 
-M tokens of the cube, H hidden size, h heads, g heads of keys and values, d = H/h head dimension
+M tokens of the cube, H hidden size, h heads, g heads of keys and values, d head dimension
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
+from tensor3d.layers.head_norm import HeadNorm3D, normed_and_turned
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.relative import RelativeRows, gather_table
 from tensor3d.ops.autograd_function import out_of_graphs
@@ -25,6 +26,7 @@ from tensor3d.ops.rotary import check_rotary, rotary, rotary_of_parts
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch
 from tensor3d.sharding.layout_checks import mark_alike
 from tensor3d.sharding.matmul import matmul
+from tensor3d.torch_private import is_plain
 
 Recompute = Literal["none", "layer", "attention"]
 """What of a transformer layer is computed again in backward."""
@@ -40,8 +42,9 @@ class Attention3D(nn.Module):
     heads of keys the order is (head of keys, its h/g heads of queries, k, v), each of d rows: a cut takes whole groups.
 
     Args:
-        hidden: H, divides by heads, y and z.
+        hidden: H, divides by y and z.
         heads: h, divides by y.
+        head_dim: d. None: H/h, which must be whole.
         kv_heads: g, divides h, and divides by y: keys and values of fewer heads, each of which serves h/g heads of
             queries next to one another (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245, §2.2; of one
             head: multi-query). None: as many as heads.
@@ -51,6 +54,9 @@ class Attention3D(nn.Module):
             is usual. None: no positions here.
         rotary_factor: positions are divided by it (`rotary`); 1 unless told otherwise.
         window: a token sees only tokens less than this far away in its sequence.
+        qk_norm: RMSNorms queries and keys of each head before they are turned (`HeadNorm3D`), and this is what is added
+            to the means of their squares; 1e-6 is usual. None: no such norms.
+        zero_centered_norms: their weights begin at 0, and 1 + weight multiplies.
         recompute: `"attention"` keeps q, k and v alone for backward, and computes again what lies between them and the
             projection. `"layer"` is for the layer around this one.
         reshard_after_forward: as in `Linear3D`.
@@ -78,6 +84,9 @@ class Attention3D(nn.Module):
         rotary_factor: float = 1.0,
         window: int | None = None,
         kv_heads: int | None = None,
+        head_dim: int | None = None,
+        qk_norm: float | None = None,
+        zero_centered_norms: bool = False,
     ) -> None:
         super().__init__()
         if recompute not in get_args(Recompute):
@@ -85,8 +94,12 @@ class Attention3D(nn.Module):
         check_divides("heads", heads, cube, "y")
         check_divides("hidden", hidden, cube, "y")
         check_divides("hidden", hidden, cube, "z")
-        if hidden % heads:
-            raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}.")
+        if head_dim is None:
+            if hidden % heads:
+                raise ValueError(f"hidden must divide by heads={heads}. Got {hidden}. Choose others, or give head_dim.")
+            head_dim = hidden // heads
+        elif head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1. Got {head_dim}.")
         kv_heads = heads if kv_heads is None else kv_heads
         check_kv_heads(kv_heads, heads)
         check_divides("kv_heads", kv_heads, cube, "y")
@@ -95,16 +108,23 @@ class Attention3D(nn.Module):
         if backend != "auto":
             check_gpus(backend, cube.least_capability)
         if rotary_base is not None:
-            check_rotary(hidden // heads, rotary_base, rotary_factor)
+            check_rotary(head_dim, rotary_base, rotary_factor)
         elif rotary_factor != 1.0:
             raise ValueError(f"rotary_factor={rotary_factor} needs a rotary_base. Give it, or leave the factor out.")
-        self.heads, self.kv_heads, self.head_dim, self.cube = heads, kv_heads, hidden // heads, cube
+        if qk_norm is None and zero_centered_norms:
+            raise ValueError("zero_centered_norms=True is of qk_norm. Got no qk_norm. Give it, or leave the other out.")
+        self.heads, self.kv_heads, self.head_dim, self.cube = heads, kv_heads, head_dim, cube
         self.causal, self.dropout, self.backend, self.recompute = causal, dropout, backend, recompute
         self.rotary_base, self.rotary_factor, self.window = rotary_base, rotary_factor, window
         reshard = reshard_after_forward
-        rows = (heads + 2 * kv_heads) * self.head_dim
+        rows = (heads + 2 * kv_heads) * head_dim
         self.qkv = Linear3D(hidden, rows, cube, "z", bias, std=std, reshard_after_forward=reshard)
-        self.out = Linear3D(hidden, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
+        self.out = Linear3D(heads * head_dim, hidden, cube, "y", bias, std=std, reshard_after_forward=reshard)
+        self.q_norm = self.k_norm = None
+        if qk_norm is not None:
+            self.q_norm, self.k_norm = (
+                HeadNorm3D(head_dim, cube, eps=qk_norm, zero_centered=zero_centered_norms) for _ in range(2)
+            )
 
     @out_of_graphs
     def forward(
@@ -137,6 +157,8 @@ class Attention3D(nn.Module):
 
     def _terms(self, table: RelativeRows) -> RelativeTerms:
         """Keys and queries by distance, (n, h/y, d) each."""
+        if self.q_norm is not None:
+            raise ValueError("a table by distance needs an attention without qk_norm. Got one with it.")
         if self.kv_heads != self.heads:
             raise ValueError(
                 f"a table by distance needs as many heads of keys as of queries. Got kv_heads={self.kv_heads} of "
@@ -156,10 +178,18 @@ class Attention3D(nn.Module):
     ) -> Tensor:
         if self.rotary_base is not None:
             check_cover(sequences, qkv.shape[0])  # before positions meet rows that are not theirs
-        if self.rotary_base is not None and self.cube.speed.compile:
-            q, k, v = rotary_of_parts(qkv, sequences.positions, self.rotary_base, self.cube.regions, self.rotary_factor)
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        as_one = norms is None or all(is_plain(each, HeadNorm3D) for each in norms)
+        if self.rotary_base is not None and self.cube.speed.compile and as_one:
+            waves = self.rotary_base, self.rotary_factor
+            if norms is None:
+                q, k, v = rotary_of_parts(qkv, sequences.positions, waves[0], self.cube.regions, waves[1])
+            else:
+                q, k, v = normed_and_turned(qkv, sequences.positions, norms, *waves)
         else:
             q, k, v = _parts(qkv)
+            if norms is not None:
+                q, k = norms[0](q), norms[1](k)
             if self.rotary_base is not None:
                 q, k = (rotary(t, sequences.positions, self.rotary_base, self.rotary_factor) for t in (q, k))
         if queries is not None:
@@ -183,6 +213,8 @@ class Attention3D(nn.Module):
         options = f"heads={self.heads}, causal={self.causal}, dropout={self.dropout}, backend={self.backend}"
         if self.kv_heads != self.heads:
             options += f", kv_heads={self.kv_heads}"
+        if self.heads * self.head_dim != self.qkv.in_features:
+            options += f", head_dim={self.head_dim}"
         if self.rotary_base is not None:
             options += f", rotary_base={self.rotary_base:g}"
         if self.rotary_factor != 1.0:

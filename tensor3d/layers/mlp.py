@@ -97,8 +97,8 @@ class _Gate(Function):
 
 # --- The gated feed-forward block -------------------------------------------------------------------------------------
 
-GatedActivation = Literal["silu", "gelu"]
-"""`"silu"`: SwiGLU. `"gelu"`: GeGLU, with the exact GELU."""
+GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+"""`"silu"`: SwiGLU. `"gelu"`: GeGLU, with the exact GELU. `"gelu_tanh"`: with its approximation by tanh."""
 
 
 class GatedMLP3D(nn.Module):

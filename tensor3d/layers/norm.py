@@ -14,7 +14,15 @@ from tensor3d.distributed.autograd_graph import asked_for
 from tensor3d.distributed.collectives import CommHandle, all_reduce, gather_statistics
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.norm_kernels import add_and_norm, combined_moments, local_moments, normalised, rms_norm, widened
+from tensor3d.layers.norm_kernels import (
+    add_and_norm,
+    combined_moments,
+    gain_of,
+    local_moments,
+    normalised,
+    rms_norm,
+    widened,
+)
 from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.dropout import drop
@@ -95,15 +103,21 @@ class LayerNorm3D(nn.Module):
 class RMSNorm3D(nn.Module):
     """RMSNorm (Zhang & Sennrich 2019) over the columns of a face: x / sqrt(mean(x^2) + eps) * weight.
 
-    Elements received a row: 2(n-1)/n in each direction. Arguments and errors as in `LayerNorm3D`.
+    Elements received a row: 2(n-1)/n in each direction. Other arguments and errors as in `LayerNorm3D`.
+
+    Args:
+        zero_centered: the weight begins at 0, and 1 + weight is what multiplies, so that weight decay pulls to 1
+            (Gemma's; Megatron-LM calls it `layernorm_zero_centered_gamma`).
     """
 
-    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-6) -> None:
+    def __init__(
+        self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-6, zero_centered: bool = False
+    ) -> None:
         super().__init__()
         check_face(face)
         check_divides("hidden", hidden, cube, face)
-        self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
-        self.weight = constant((hidden,), vector(face), cube, 1.0)
+        self.hidden, self.cube, self.face, self.eps, self.zero_centered = hidden, cube, face, eps, zero_centered
+        self.weight = constant((hidden,), vector(face), cube, 0.0 if zero_centered else 1.0)
 
     @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
@@ -113,11 +127,12 @@ class RMSNorm3D(nn.Module):
         _check_columns(x, self.hidden, self.cube, self.face, "RMSNorm3D")
         _check_values(self.face, self.cube, self.weight)
         if self.cube.speed.compile:
-            return rms_norm(x, self.weight, self.cube, self.face, eps=self.eps)
-        return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps)
+            return rms_norm(x, self.weight, self.cube, self.face, eps=self.eps, zero_centered=self.zero_centered)
+        return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps, self.zero_centered)
 
     def extra_repr(self) -> str:
-        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}"
+        centered = ", zero_centered=True" if self.zero_centered else ""
+        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{centered}"
 
 
 def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -> None:
@@ -351,24 +366,26 @@ def _backward_of_part(
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float, zero_centered: bool
+    ) -> Tensor:
         cube.ledger.forget_failed_passes()
         axis = cube.axis(face)
         wide = widened(x)
         squares = all_reduce(wide.square().sum(1, keepdim=True), axis).wait()
         rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()
         ctx.save_for_backward(x, weight, rrms)
-        ctx.weight, ctx.cube, ctx.face = weight, cube, face
+        ctx.weight, ctx.cube, ctx.face, ctx.zero_centered = weight, cube, face, zero_centered
         ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
-        return (wide * rrms).mul_(local(weight)).to(x.dtype)
+        return (wide * rrms).mul_(gain_of(weight, zero_centered)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rrms = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
-        product, gain = wide_dy * normal, local(weight).to(rrms.dtype)
+        product, gain = wide_dy * normal, gain_of(weight, ctx.zero_centered).to(rrms.dtype)
         with without_autocast(x.device):
             summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):
@@ -376,4 +393,4 @@ class _RMSNorm(Function):
             cube.ledger.accumulate_grad(ctx.weight, gradient, cube.over(*vector(ctx.face).sum_over))
         mean = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(normal.mul_(mean)).mul_(rrms)
-        return dx.to(dy.dtype), None, None, None, None
+        return (dx.to(dy.dtype), *[None] * 5)

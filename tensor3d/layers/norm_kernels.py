@@ -246,32 +246,41 @@ def norm_alone_backward(
 # --- RMSNorm ----------------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, *, eps: float) -> Tensor:
+def gain_of(weight: Tensor, zero_centered: bool) -> Tensor:
+    """What a norm multiplies by: this rank's block of its weight, or 1 and that."""
+    return local(weight) + 1 if zero_centered else local(weight)
+
+
+def rms_norm(
+    x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, *, eps: float, zero_centered: bool = False
+) -> Tensor:
     """RMSNorm of (M', H'). Sends and saves what `RMSNorm3D` does."""
-    return _RMSNormByRegions.apply(x, weight, cube, face, eps)
+    return _RMSNormByRegions.apply(x, weight, cube, face, eps, zero_centered)
 
 
 class _RMSNormByRegions(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float, zero_centered: bool
+    ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        axis = cube.axis(face)
+        axis, gain = cube.axis(face), gain_of(weight, zero_centered)
         if axis.size == 1:
-            result, rrms = cube.regions(rms_alone, x, local(weight), eps)
+            result, rrms = cube.regions(rms_alone, x, gain, eps)
         else:
             squares = all_reduce(cube.regions(row_squares, x), axis).wait()
-            result, rrms = cube.regions(rms_by, x, squares, local(weight), eps, axis.size)
+            result, rrms = cube.regions(rms_by, x, squares, gain, eps, axis.size)
         ctx.save_for_backward(x, weight, rrms)
-        ctx.weight, ctx.cube, ctx.face = weight, cube, face
+        ctx.weight, ctx.cube, ctx.face, ctx.zero_centered = weight, cube, face, zero_centered
         ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rrms = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
-        inputs = (dy, x, rrms, local(weight))
+        inputs = (dy, x, rrms, gain_of(weight, ctx.zero_centered))
         if axis.size == 1:
             dx, dgain = cube.regions(rms_alone_backward, *inputs)
         else:
@@ -281,7 +290,7 @@ class _RMSNormByRegions(Function):
             cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), cube.over(*vector(ctx.face).sum_over))
         if axis.size > 1:
             dx = cube.regions(rms_input, *inputs, summing.wait(), axis.size)
-        return dx, None, None, None, None
+        return (dx, *[None] * 5)
 
 
 def row_squares(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.sharding.activation_layout import check_activation, in_batch
 from tensor3d.sharding.matmul import HandedOn, matmul
 from tensor3d.sharding.redistribute import select
-from tensor3d.torch_private import has_global_hooks
+from tensor3d.torch_private import is_plain
 
 NormPlace = Literal["post", "pre"]
 Relative = RelativeTerms | RelativeRows | None
@@ -76,7 +76,7 @@ class MLP3D(nn.Module):
     def _fuses_bias(self) -> bool:
         if not (self.cube.speed.compile and self.cube.regions.with_activations):
             return False
-        return _is_plain(self.up, Linear3D) and self.up.bias is not None
+        return is_plain(self.up, Linear3D) and self.up.bias is not None
 
     def _fused_up(self, x: Tensor) -> Tensor:
         """activation(up(x)), whose bias is added where the activation is."""
@@ -97,6 +97,7 @@ class Block3D(nn.Module):
 
         post    x = attention_norm(x + dropout(attention(x)));    x = mlp_norm(x + dropout(mlp(x)))
         pre     x = x + dropout(attention(attention_norm(x)));    x = x + dropout(mlp(mlp_norm(x)))
+        both    as pre, with a norm of what each part gives: x = x + dropout(attention_out_norm(attention(...)))
 
     Sends nothing itself; its weights may travel over x together (`gather_together`). Saves only what its two sums and
     dropouts keep.
@@ -107,6 +108,8 @@ class Block3D(nn.Module):
         mlp: called with x, face z to face z, as `MLP3D` and `GatedMLP3D`.
         attention_norm, mlp_norm: on face z, as `LayerNorm3D("z")` and `RMSNorm3D`; `nn.Identity()` leaves one out.
         norm: `"post"`: after the residual, as in BERT. `"pre"`: before each part.
+        attention_out_norm, mlp_out_norm: on face z, of what each part gives, before it is dropped and added: beside
+            `norm="pre"` alone (sandwich norms: Ding et al. 2021, arXiv 2105.13290, §2.3). Both, or None of them.
         dropout: of the output of each part; with `attention_out_dropout`, of the MLP's alone.
         attention_out_dropout: of the attention's output. Default: `dropout`.
         recompute: what backward computes again instead of keeping it (Chen et al. 2016, arXiv 1604.06174):
@@ -114,7 +117,8 @@ class Block3D(nn.Module):
             `"attention"`: what the attention, made with the same option, computes again by itself.
 
     Raises:
-        ValueError: an unknown `norm` or `recompute`; recompute="attention" with an attention made without it.
+        ValueError: an unknown `norm` or `recompute`; recompute="attention" with an attention made without it; one norm
+            of outputs without the other, or beside `norm="post"`.
     """
 
     def __init__(
@@ -127,6 +131,8 @@ class Block3D(nn.Module):
         norm: NormPlace = "post",
         dropout: Dropout3D,
         attention_out_dropout: Dropout3D | None = None,
+        attention_out_norm: nn.Module | None = None,
+        mlp_out_norm: nn.Module | None = None,
         recompute: Recompute = "none",
     ) -> None:
         super().__init__()
@@ -139,9 +145,17 @@ class Block3D(nn.Module):
                 'recompute="attention" is the attention\'s own work. '
                 f'Got {type(attention).__name__} made without it; make it with recompute="attention".'
             )
+        of_outputs = {"attention_out_norm": attention_out_norm, "mlp_out_norm": mlp_out_norm}
+        out_norms = [name for name, each in of_outputs.items() if each is not None]
+        if len(out_norms) == 1 or (out_norms and norm != "pre"):
+            raise ValueError(
+                'attention_out_norm and mlp_out_norm come together, beside norm="pre". Got '
+                f"{' and '.join(out_norms)} with norm={norm!r}."
+            )
         self.norm, self.recompute = norm, recompute
         self.attention, self.attention_norm = attention, attention_norm
         self.mlp, self.mlp_norm = mlp, mlp_norm
+        self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
         self.dropout = dropout
         # Not the other one a second time, by which whoever replaces one of them would replace half of it.
         self.attention_out_dropout = attention_out_dropout
@@ -172,8 +186,11 @@ class Block3D(nn.Module):
         of_attention = self.dropout if self.attention_out_dropout is None else self.attention_out_dropout
         if self.norm == "pre":
             attended = self._attend(self.attention_norm(x), sequences, chosen, relative)
+            if self.attention_out_norm is not None:
+                attended = self.attention_out_norm(attended)
             x = self._added(self._kept(x, chosen), attended, of_attention)
-            return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)
+            part = self.mlp(self.mlp_norm(x))
+            return self._added(x, part if self.mlp_out_norm is None else self.mlp_out_norm(part), self.dropout)
         cube = self.dropout.cube
         with HandedOn(x, cube) as residual:
             attended = self._attend(x, sequences, chosen, relative)
@@ -184,17 +201,17 @@ class Block3D(nn.Module):
 
     def _added(self, x: Tensor, part: Tensor, dropout: Dropout3D) -> Tensor:
         """x + dropout(part)"""
-        if _compiles(dropout) and _is_plain(dropout, Dropout3D) and dropout.active and x.dim() == 2:
+        if _compiles(dropout) and is_plain(dropout, Dropout3D) and dropout.active and x.dim() == 2:
             return add_dropped(x, part, dropout.p, dropout.cube, "z")
         return x + dropout(part)
 
     def _normed(self, x: Tensor, part: Tensor, norm: nn.Module, dropout: Dropout3D) -> Tensor:
         """norm(x + dropout(part))"""
         result: Tensor
-        if not _is_plain(norm, LayerNorm3D):
+        if not is_plain(norm, LayerNorm3D):
             result = norm(x + dropout(part))
         # A norm drops in training alone: its own, which somebody may have set apart from the dropout's.
-        elif _compiles(dropout) and _is_plain(dropout, Dropout3D) and (norm.training or not dropout.active):
+        elif _compiles(dropout) and is_plain(dropout, Dropout3D) and (norm.training or not dropout.active):
             result = norm(x, part, dropout=dropout.p if dropout.active else 0.0)
         else:
             result = norm(x, dropout(part))
@@ -214,15 +231,6 @@ class Block3D(nn.Module):
 def _compiles(dropout: nn.Module) -> bool:
     """Whether it is on a cube that computes it as part of something else, if it may be."""
     return isinstance(dropout, Dropout3D) and dropout.cube.speed.compile
-
-
-def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of that very kind and nobody waits for its calls, or has put another `forward` in place of
-    its own: then it may be computed as part of something else."""
-    if type(module) is not kind or "forward" in module.__dict__ or has_global_hooks():
-        return False
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooks
 
 
 class TransformerLayer3D(Block3D):

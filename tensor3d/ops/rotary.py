@@ -71,7 +71,7 @@ class _Rotary(Function):
 
 
 def _turned(x: Tensor, positions: Tensor, base: float, factor: float, direction: float) -> Tensor:
-    cos, sin = _cos_and_sin(positions, frequencies(base, x.shape[-1], factor, device=x.device))
+    cos, sin = cos_and_sin(positions, frequencies(base, x.shape[-1], factor, device=x.device))
     return _turn(x, cos.unsqueeze(1), sin.unsqueeze(1) * direction)
 
 
@@ -81,7 +81,7 @@ def frequencies(base: float, d: int, factor: float = 1.0, *, device: torch.devic
     return found if factor == 1.0 else found / factor
 
 
-def _cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+def cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Of the angles: fp32 (T, d/2) each. In no region: a compiler's cosines have another last bit, also in models of
     fp64."""
     angles = positions.unsqueeze(1).float() * frequencies
@@ -122,7 +122,7 @@ class _RotaryOfParts(Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(positions)
         ctx.waves, ctx.regions, ctx.shape = waves, regions, qkv.shape[1:]
-        angles = _cos_and_sin(positions, regions.constant(frequencies, *waves))
+        angles = cos_and_sin(positions, regions.constant(frequencies, *waves))
         parts = regions(turned_parts, qkv.flatten(1), *angles, qkv.shape[2])
         return tuple(part.unflatten(1, (-1, qkv.shape[3])) for part in parts)
 
@@ -131,7 +131,7 @@ class _RotaryOfParts(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (positions,) = ctx.saved_tensors
         regions, flat = ctx.regions, [each.flatten(1) for each in gradients]
-        angles = _cos_and_sin(positions, regions.constant(frequencies, *ctx.waves))
+        angles = cos_and_sin(positions, regions.constant(frequencies, *ctx.waves))
         product = regions(turned_back, *flat, *angles, ctx.shape[1])
         return product.unflatten(1, ctx.shape), None, None, None
 

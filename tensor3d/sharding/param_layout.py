@@ -10,6 +10,7 @@
 | table(face)    | small table (T, H) of rows added on that face | (T, H/face)        | data, x, rows axis   |
 | narrow(face)   | weight (C, K) of a head that reads that face  | (C, K/face)        | data, x, rows axis   |
 | copies(face)   | small vector used beside a narrow head        | whole              | data, x, rows axis   |
+| replicated()   | small vector that meets what all ranks differ in | whole           | data, x, y, z        |
 
 The rows axis of face z is y, that of face y is z. A gradient is *not* summed over the axes where it is already equal
 (the columns axis of a narrow head), so the sum is stated and never inferred from "replicated".
@@ -124,6 +125,16 @@ def narrow(face: Face) -> Layout:
 def copies(face: Face) -> Layout:
     """A small tensor, whole on every rank, that meets rows of `face` which are equal over the face's columns axis."""
     return Layout(sum_over=("data", "x", other(face)))
+
+
+@out_of_graphs
+def replicated() -> Layout:
+    """A small tensor, whole on every rank, that meets other numbers on each: rows over data and x, columns over y, rows
+    or columns over z. A gain of all heads of attention is one."""
+    return _REPLICATED
+
+
+_REPLICATED = Layout(sum_over=("data", "x", "y", "z"))
 
 
 @out_of_graphs

@@ -56,6 +56,23 @@ def test_a_block_is_its_parts(norm: Any, recompute: Any) -> None:
     assert torch.equal(again.grad, x.grad)
 
 
+def test_what_a_part_gives_may_have_a_norm() -> None:
+    cube = Cube.single()
+    attention, first, mlp, second = parts(cube)
+    after = [RMSNorm3D(16, cube, eps=eps) for eps in (1e-2, 1e-1)]
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    made: dict[str, Any] = {"attention_out_norm": after[0], "mlp_out_norm": after[1], "dropout": Dropout3D(0.0, cube)}
+    h = x + after[0](attention(first(x), SEQUENCES))
+    assert torch.equal(
+        Block3D(attention, first, mlp, second, norm="pre", **made)(x, SEQUENCES), h + after[1](mlp(second(h)))
+    )
+    with pytest.raises(ValueError, match="Got attention_out_norm and mlp_out_norm with"):
+        Block3D(attention, first, mlp, second, **made)
+    del made["mlp_out_norm"]
+    with pytest.raises(ValueError, match=r"come together, beside .* Got attention_out_norm with"):
+        Block3D(attention, first, mlp, second, norm="pre", **made)
+
+
 def residual_by_hand(cube: Cube, layer: Linear3D, x: Tensor) -> Tensor:
     with HandedOn(x, cube) as residual:
         y = layer(x)

@@ -111,7 +111,7 @@ def test_a_leading_batch_dim_of_one_comes_back() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"one of silu, gelu\. Got 'relu'"):
+    with pytest.raises(ValueError, match=r"one of silu, gelu, gelu_tanh\. Got 'relu'"):
         GatedMLP3D(8, Cube.single(), 8, "relu")  # type: ignore[arg-type]
     run_ranks(2, _inner_that_does_not_divide)
 
