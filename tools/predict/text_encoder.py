@@ -70,8 +70,8 @@ class TextEncoder:
         types = [0] * len(ids)
         if second is not None:
             layout = self.tokenizer.layout
-            ids += [*[special.sep] * (layout.between - 1), *second, special.sep]
-            types += [0] * (layout.between - 1) + [layout.second_type] * (len(second) + 1)
+            ids = [special.cls, *first, *layout.ids_between(special), *second, special.sep]
+            types += [0] * (layout.tokens_between - 1) + [layout.second_type] * (len(second) + 1)
         return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -89,7 +89,7 @@ class TextEncoder:
         return encoded
 
     def _fitted(self, first: list[int], second: list[int] | None, number: int) -> tuple[list[int], list[int] | None]:
-        room = self.max_length - 2 - (self.tokenizer.layout.between if second is not None else 0)
+        room = self.max_length - 2 - (self.tokenizer.layout.tokens_between if second is not None else 0)
         total = len(first) + len(second or ())
         if total <= room:
             return first, second

@@ -118,7 +118,7 @@ class Windows:
     passage: NDArray[np.int32]
     """(Q,): the passage of each question."""
     heads: Sequence[NDArray[np.int32]]
-    """Of each question: [CLS] question [SEP], with as many [SEP] as stand between."""
+    """Of each question: [CLS] question [SEP], with all special tokens that stand between."""
     question: NDArray[np.int32]
     """(W,): the question of each window, ascending."""
     first: NDArray[np.int32]
@@ -200,10 +200,10 @@ def make_windows(
         ValueError: a question or a context without a token, or no room for one token of a context.
     """
     layout = tokenizer.layout
-    if settings.max_length < settings.question_length + layout.between + 3:
+    if settings.max_length < settings.question_length + layout.tokens_between + 3:
         raise ValueError(
-            f"max_length must be at least question_length={settings.question_length} and {layout.between + 3} more: "
-            f"{layout.between + 2} special tokens and one of the context. Got {settings.max_length}."
+            f"max_length must be at least question_length={settings.question_length} and {layout.tokens_between + 3} "
+            f"more: {layout.tokens_between + 2} special tokens and one of the context. Got {settings.max_length}."
         )
     numbers: dict[str, int] = {}
     passage = [numbers.setdefault(context, len(numbers)) for _, context in questions]
@@ -211,7 +211,7 @@ def make_windows(
         passages = [_passage(tokenizer, context, bar) for context in numbers]
         heads = list(_heads(tokenizer, [text for text, _ in questions], settings.question_length, bar))
     for number, head in enumerate(heads):
-        if len(head) == 1 + layout.between:
+        if len(head) == 1 + layout.tokens_between:
             name = names[number] if names else number
             raise ValueError(f"question {name} has no token: {questions[number][0]!r:.60}. Write something.")
     question: list[int] = []
@@ -271,5 +271,5 @@ def _heads(tokenizer: Tokenizer, texts: Sequence[str], longest: int, bar: tqdm) 
     for begin in range(0, len(texts), _AT_ONCE):
         encoded = tokenizer.encode(texts[begin : begin + _AT_ONCE])
         for ids in encoded:
-            yield np.array([special.cls, *ids[:longest], *[special.sep] * tokenizer.layout.between], dtype=np.int32)
+            yield np.array([special.cls, *ids[:longest], *tokenizer.layout.ids_between(special)], dtype=np.int32)
         bar.update(len(encoded))

@@ -54,8 +54,8 @@ def missing(package: str, error: ImportError) -> ValueError:
 SPECIAL_NAMES = MappingProxyType(
     {
         "pad": ("[PAD]", "<pad>", "<|pad|>"),
-        "cls": ("[CLS]", "<s>", "<cls>", "<|begin_of_text|>"),
-        "sep": ("[SEP]", "</s>", "<sep>", "<|end_of_text|>"),
+        "cls": ("[CLS]", "<s>", "<cls>", "<bos>", "<|begin_of_text|>"),
+        "sep": ("[SEP]", "</s>", "<sep>", "<eos>", "<|end_of_text|>"),
         "mask": ("[MASK]", "<mask>", "<|mask|>"),
     }
 )
@@ -80,14 +80,25 @@ class TextLayout:
     """Whether a text that is too long loses its beginning, not its end."""
     between: int = 1
     """[SEP] between the texts of a pair; RoBERTa has two."""
+    again: bool = False
+    """Whether [CLS] stands before the second text of a pair, too, as Gemma has it: [CLS] A [SEP] [CLS] B [SEP]."""
     second_type: int = 1
     """Type of the second text and its [SEP]; all else has type 0."""
+
+    @property
+    def tokens_between(self) -> int:
+        """Special tokens between the texts of a pair."""
+        return self.between + self.again
+
+    def ids_between(self, special: SpecialTokens) -> list[int]:
+        return [special.sep] * self.between + [special.cls] * self.again
 
     def in_words(self) -> str:
         """Where it differs from BERT's."""
         told = [
             *(["texts that are too long lose their beginning"] if self.cut_left else []),
             *([f"{self.between} [SEP] between the texts of a pair"] if self.between != 1 else []),
+            *(["[CLS] before the second text of a pair, too"] if self.again else []),
             *(["type 0 for the second text of a pair"] if self.second_type != 1 else []),
         ]
         return ", ".join(told)

@@ -218,7 +218,13 @@ def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str], 
     first, last, second = names["cls_token"], names["sep_token"], layout.second_type
     template: Any = processors.TemplateProcessing(
         single=f"{first}:0 $A:0 {last}:0",
-        pair=" ".join([f"{first}:0 $A:0", *[f"{last}:0"] * layout.between, f"$B:{second} {last}:{second}"]),
+        pair=" ".join(
+            [
+                *(f"{first}:0 $A:0", *[f"{last}:0"] * layout.between),
+                *([f"{first}:0"] * layout.again),
+                f"$B:{second} {last}:{second}",
+            ]
+        ),
         special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
     )
     if replaced and isinstance(tokenizer, JsonTokenizer) and tokenizer.plan["post_processor"].get("trim_offsets"):
@@ -232,7 +238,7 @@ def _as_laid_out(tokenizer: JsonTokenizer, types: int) -> bool:
     cls, sep, layout = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"], tokenizer.layout
     first, second = tokenizer.encode(["a", "b"])
     ids, found = tokenizer.laid_out("a", "b")
-    before = [cls, *first, *[sep] * layout.between]
+    before = [cls, *first, *layout.ids_between(tokenizer.special)]
     of_types = [0] * len(before) + [layout.second_type] * (len(second) + 1)
     same_pair = ids == [*before, *second, sep] and (types < 2 or found == of_types)
     return same_pair and list(tokenizer.library.encode("a").ids) == [cls, *first, sep]

@@ -137,7 +137,7 @@ _OF_SENTENCEPIECE = _classes("BigBird")
 _OF_JSON = frozenset(f"{name}{fast}" for name in RULES for fast in ("", "Fast"))
 """Classes that a tokenizer.json gives the pieces."""
 _WITHOUT_TYPES = _classes(
-    "Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "MPNet", "Roberta", "XLMRoberta"
+    *("Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "Gemma", "MPNet", "Roberta", "XLMRoberta")
 ) | {"TokenizersBackend"}
 """Classes that give no types where `model_input_names` is not said."""
 _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
@@ -150,6 +150,7 @@ _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
         "deberta-v2": "DebertaV2Tokenizer",
         **dict.fromkeys(("jina_embeddings_v3", "gte", "new"), "XLMRobertaTokenizer"),
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
+        "gemma3_text": "GemmaTokenizer",
     }
 )
 """Of config.json: where nothing names a class, the library takes this one, or one like it."""
@@ -251,7 +252,7 @@ def _check_json(folder: Path, file: Path, name: str) -> None:
         )
         raise ValueError(
             f"{file} and {folder / CONFIG} contradict each other: as a {name}, the transformers library goes by "
-            f"{said}, and {file.name} has {problem}. {example} the file as it is, {_AS_FILE}."
+            f"{said or 'rules of its own'}, and {file.name} has {problem}. {example} the file as it is, {_AS_FILE}."
         )
 
 
@@ -289,15 +290,19 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
     cls, sep = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"]
     ids, types = tokenizer.laid_out("a", "b")
     first, second = tokenizer.encode(["a", "b"])
-    for between in (1, 2):
-        if ids == [cls, *first, *[sep] * between, *second, sep]:
+    for between, again in ((1, False), (2, False), (1, True)):
+        if ids == [cls, *first, *[sep] * between, *[cls] * again, *second, sep]:
             of_second = set(types[-len(second) - 1 :])
-            if len(of_second) == 1 and not any(types[: -len(second) - 1]):
-                told = replace(layout, between=between, second_type=of_second.pop() if has_types else 0)
-                if rules is None or told == layout:
+            of_first = types[: -len(second) - 1 - again]
+            if not has_types or (len(of_second) == 1 and not any(of_first) and not again):
+                told = replace(layout, between=between, again=again, second_type=of_second.pop() if has_types else 0)
+                if rules is None or rules.layout is None or told == layout:
                     return told
-    known = "Known are [CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text."
-    if rules is not None:
+    known = (
+        "Known are [CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text, and, without "
+        "types, [CLS] a [SEP] [CLS] b [SEP]."
+    )
+    if rules is not None and rules.layout is not None:
         known = (
             f"As a {name}, the transformers library has {layout.between} [SEP] between, and type {layout.second_type} "
             f"for the second, whatever the file says. For the file as it is, write {_AS_FILE} into {CONFIG}."

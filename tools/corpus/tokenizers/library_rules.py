@@ -27,6 +27,8 @@ class ClassRules:
     model: Literal["WordPiece", "BPE", "Unigram"]
     settings: Mapping[str, bool | None]
     """Those of tokenizer_config.json that it goes by, and what they are where nothing is said."""
+    byte_fallback: bool = False
+    """Whether pieces of bytes stand for what has no other."""
     unknown: int | None = None
     """The id that it gives to unknown pieces; None: that of the file."""
     layout: TextLayout | None = None
@@ -52,6 +54,7 @@ RULES: Mapping[str, ClassRules] = MappingProxyType(
             unknown=1,
             layout=TextLayout(),
         ),
+        "GemmaTokenizer": ClassRules(model="BPE", settings={}, byte_fallback=True),
         "BigBirdTokenizer": ClassRules(model="Unigram", settings=_SPACE, layout=TextLayout()),
         "DebertaV2Tokenizer": ClassRules(
             model="Unigram", settings={"do_lower_case": False, "split_by_punct": False, **_SPACE}, layout=TextLayout()
@@ -77,10 +80,13 @@ def contradiction(made: JsonTokenizer, name: str, rules: ClassRules, told: Mappi
     if model.get("type", rules.model) != rules.model:
         return f"a model of type {model['type']} where the class makes one of type {rules.model}"
     odd = {
-        "BPE": ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"),
-        "Unigram": ("byte_fallback",),
+        "BPE": ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"),
+        "Unigram": (),
         "WordPiece": (),
     }
+    if rules.model != "WordPiece" and bool(model.get("byte_fallback")) != rules.byte_fallback:
+        said = f"byte_fallback = {model.get('byte_fallback')}"
+        return f"{said} where the class has {'pieces of bytes' if rules.byte_fallback else 'none'}"
     if found := next((key for key in odd[rules.model] if model.get(key)), None):
         return f"{found} = {model[found]!r} where the class has none"
     if rules.unknown is not None and made.unknown != rules.unknown:
@@ -109,6 +115,8 @@ def _rebuilt(name: str, rules: ClassRules, told: Mapping[str, Any], plan: Mappin
             handle_chinese_chars=bool(told["tokenize_chinese_chars"]),
         )
         return clean, pre_tokenizers.BertPreTokenizer()
+    if name == "GemmaTokenizer":
+        return normalizers.Replace(" ", "\u2581"), pre_tokenizers.Split(" ", "merged_with_previous")
     space = bool(told["add_prefix_space"])
     if rules.model == "BPE":
         return None, pre_tokenizers.ByteLevel(add_prefix_space=space)

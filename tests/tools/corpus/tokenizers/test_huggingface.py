@@ -19,12 +19,13 @@ from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import Kind, load_tokenizer
 from tools.corpus.tokenizers.base import TextLayout
 from tools.corpus.tokenizers.export import library_of_sentencepiece
-from tools.corpus.tokenizers.folder import open_tokenizer
+from tools.corpus.tokenizers.folder import install_tokenizer, open_tokenizer
 from tools.corpus.tokenizers.huggingface import find_tokenizer, layout_of, tokenizer_files, with_same_ids
 from tools.corpus.tokenizers.model_dir import keep_tokenizer, tokenizer_of
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.corpus.tokenizers.wordpiece import make_library
 from tools.predict.text_encoder import TextEncoder
+from tools.squad.windows import AnswerSettings, make_windows
 
 UNICODE = (
     "The FOXES, \u00c9t\u00e9 e\u0301t\u0101 \u6f22\u5b57\u3002 \u00bd na\u00efve\u00df \ufb01x\u200b! "
@@ -374,6 +375,66 @@ def test_a_eurobert_may_have_its_sep_for_padding_too(tmp_path: Path, own_padding
     assert len(tokenizer.encode(["<|mask|>"])[0]) > 1
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": "<|begin_of_text|>"}))
     with pytest.raises(ValueError, match=r"calls mask_token '<|begin_of_text|>', and tokenizer.json has '<|mask|>'"):
+        find_tokenizer(tmp_path)
+
+
+def write_gemma(folder: Path, change: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """A small tokenizer as EmbeddingGemma's."""
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    pieces = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581abcdefghijklmnopqrstuvwxyz.,", "th", "the"]
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the")]
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, "\u2581the"])}
+    made: Any = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    single = "<bos> $A <eos>"
+    ends = [("<bos>", 2), ("<eos>", 1)]
+    made.post_processor = processors.TemplateProcessing(
+        single=single, pair=f"{single} <bos>:1 $B:1 <eos>:1", special_tokens=ends
+    )
+    plan = json.loads(made.to_str())
+    if change is not None:
+        change(plan)
+    (folder / "tokenizer.json").write_text(json.dumps(plan))
+    settings = {f"{name[1:-1]}_token": name for name in names} | {"add_bos_token": True, "add_eos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GemmaTokenizer", **settings}))
+    (folder / "config.json").write_text('{"model_type": "gemma3_text"}')
+
+
+def test_an_embeddinggemmas_second_text_begins_as_the_first_one_does(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_gemma(tmp_path)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_of(tmp_path)
+    assert ours.special_ids == {"pad": 0, "cls": 2, "sep": 1, "mask": 4}
+    assert ours.layout == TextLayout(again=True, second_type=0)
+    assert ours.layout.in_words() == "[CLS] before the second text of a pair, too, type 0 for the second text of a pair"
+    reader = TextEncoder(ours, 64)
+    texts = ["the fox, \u00e9t\u00e9.", "  two  spaces", "\u6f22\u5b57"]
+    assert [each.ids.tolist() for each in reader.texts(texts)] == theirs(texts)["input_ids"]
+    assert [each.ids.tolist() for each in reader.texts(texts, texts[::-1])] == theirs(texts, texts[::-1])["input_ids"]
+    short = TextEncoder(ours, 9, "truncate").texts(["a a a a a"], ["b b b"])[0]
+    assert len(short.ids) == 9
+    assert [each for each in short.ids.tolist() if each < 5] == [2, 1, 2, 1]
+    windows = make_windows([("the fox", "a b c d")], ours, AnswerSettings(max_length=16, question_length=8, stride=2))
+    assert windows.heads[0].tolist() == [2, *ours.encode(["the fox"])[0], 1, 2]
+    install = tmp_path / "ours"
+    install.mkdir()
+    kept = install_tokenizer("json", tmp_path / "tokenizer.json", install, layout=ours.layout)
+    assert load_tokenizer(install).layout == kept.layout == ours.layout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: plan.update(normalizer=None), "as a GemmaTokenizer, .* goes by rules of its own, and"),
+        (lambda plan: plan["model"].update(byte_fallback=False), "byte_fallback = False where the class has pieces of"),
+    ],
+    ids=["spaces", "bytes"],
+)
+def test_a_gemmas_file_that_cuts_text_otherwise(tmp_path: Path, change: Any, message: str) -> None:
+    write_gemma(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
         find_tokenizer(tmp_path)
 
 
