@@ -29,7 +29,9 @@ class BertConfig:
     hidden: int
     """Columns of a hidden state."""
     heads: int
-    """Attention heads of a layer; divides hidden."""
+    """Attention heads of a layer; divides hidden, unless head_dim is said."""
+    head_dim: int | None = None
+    """Of EmbeddingGemma: columns of a head. Default: hidden / heads."""
     kv_heads: int | None = None
     """Of the modern encoder: heads of keys and values; divides heads (grouped-query attention, Ainslie et al. 2023,
     arXiv 2305.13245). Default: as many as heads."""
@@ -54,7 +56,7 @@ class BertConfig:
     padding and one more, MPNet's 2."""
     types: int = 2
     """Token types: first and second sentence. 1: every token has it, also of second sentences. MPNet, DistilBERT,
-    ModernBERT, EuroBERT and DeBERTa have 0; GTE may."""
+    ModernBERT, EuroBERT, EmbeddingGemma and DeBERTa have 0; GTE may."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -63,7 +65,7 @@ class BertConfig:
     """Of the modern encoder: probability, of what attention's output projection gives. Default: dropout."""
     activation: Activation = "gelu"
     """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
-    is "silu" or "gelu"; so are the gates of NomicBERT and GTE."""
+    is "silu" or "gelu", as the gates of NomicBERT and GTE are, and EmbeddingGemma's, which is "gelu_tanh"."""
     norm: Norm = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder, XLM-RoBERTa-XL,
     RoBERTa-PreLayerNorm and Megatron-BERT are always "pre"."""
@@ -73,13 +75,14 @@ class BertConfig:
     """Standard deviation of initial weights."""
     family: Family = "bert"
     """Whose heads stand on the encoder, and whose names it has in Hugging Face's library. "modernbert" has the modern
-    one, "eurobert" too, with RMSNorm; "bert" may have either."""
+    one, "eurobert" and "gemma3_text" (EmbeddingGemma) too, with RMSNorm; "bert" may have either."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
     """Of the modern encoder: tokens of local layers see those less than this far away. Default: all layers see all."""
     global_every: int | None = None
-    """Of the modern encoder with a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
+    """Of the modern encoder with a window: layers 0, n, 2n, ... see whole sequences, of EmbeddingGemma n - 1, 2n - 1,
+    ... Default: 3, of EmbeddingGemma 6."""
     rotary_base: float | None = None
     """Base of the rotary positions' wave lengths, of the modern encoder and of Jina's third embedding model, NomicBERT
     and GTE. Default: 10,000; of these three 20,000, 1,000 and 160,000."""
@@ -93,8 +96,8 @@ class BertConfig:
     local_rotary_base: float | None = None
     """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
     pooling: Pooling = "cls"
-    """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT and EuroBERT.
-    "late", of EuroBERT: the head looks at each token, and the mean of all is its answer."""
+    """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT, EuroBERT and
+    EmbeddingGemma. "late", of EuroBERT: the head looks at each token, and the mean of all is its answer."""
 
     @property
     def traits(self) -> FamilyTraits:
@@ -102,13 +105,13 @@ class BertConfig:
         return FAMILIES[self.family]
 
     def __post_init__(self) -> None:
-        sizes = ("layers", "hidden", "heads", "kv_heads", "embedding", "vocab", "positions", "inner", "window")
-        for name in (*sizes, "global_every", "position_buckets"):
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "embedding", "vocab", "positions", "inner")
+        for name in (*sizes, "window", "global_every", "position_buckets"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1. Got {value}.")
         self._check_family()
-        if self.hidden % self.heads:
+        if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(f"hidden must divide by heads={self.heads}. Got {self.hidden}.")
         for name in ("dropout", "attention_dropout", "attention_out_dropout"):
             probability = getattr(self, name)
@@ -160,6 +163,7 @@ class BertConfig:
             )
         for name, trait in (
             ("embedding", "narrow_embeddings"),
+            ("head_dim", "head_dims"),
             ("position_buckets", "distances"),
             ("conv_kernel", "distances"),
         ):
@@ -211,8 +215,7 @@ class BertConfig:
             raise ValueError(
                 f'family={self.family!r} has encoder="classic". Got encoder="modern". Leave one of them out.'
             )
-        if self.traits.decoder_alone:
-            self._check_decoder_alone()
+        self._check_sharing()
         if self.traits.activations is not None:
             self._check_gate()
         elif self.activation != "gelu":
@@ -244,10 +247,12 @@ class BertConfig:
             raise ValueError(f"kv_heads must divide heads={self.heads}. Got {self.kv_heads}.")
 
     def _check_rotary(self) -> None:
-        if self.head_dim % 2:
+        if self.head_size % 2:
             raise ValueError(
                 "rotary positions turn pairs, so hidden / heads must be even. Got "
-                f"{self.hidden} / {self.heads} = {self.head_dim}. Choose other heads."
+                f"{self.hidden} / {self.heads} = {self.head_size}. Choose other heads."
+                if self.head_dim is None
+                else f"rotary positions turn pairs, so head_dim must be even. Got {self.head_dim}."
             )
         for name in ("rotary_base", "local_rotary_base"):
             base = getattr(self, name)
@@ -261,13 +266,13 @@ class BertConfig:
                 f'family="{self.family}" has a gate of {" or ".join(known)}. Got activation={self.activation!r}.'
             )
 
-    def _check_decoder_alone(self) -> None:
-        if self.tied:
+    def _check_sharing(self) -> None:
+        if self.tied and not self.traits.ties:
             raise ValueError(
                 f'family="{self.family}" has a masked-LM head that is a decoder of its own and nothing else. Got '
                 "tied=True. Set tied = false."
             )
-        if self.window is not None:
+        if self.window is not None and not self.traits.windows:
             raise ValueError(
                 f'family="{self.family}" has no window: all layers see whole sequences. Got window={self.window}. '
                 "Leave it out."
@@ -281,7 +286,12 @@ class BertConfig:
     @property
     def qkv_size(self) -> int:
         """Columns of queries, keys and values together."""
-        return (self.heads + 2 * self.key_heads) * self.head_dim
+        return (self.heads + 2 * self.key_heads) * self.head_size
+
+    @property
+    def mixed_size(self) -> int:
+        """Columns of what attention's heads give together, which its output projection reads."""
+        return self.heads * self.head_size
 
     @property
     def inner_size(self) -> int:
@@ -370,12 +380,18 @@ class BertConfig:
         return self.traits.head_activation or self.activation
 
     @property
+    def masked_lm_is_embedding(self) -> bool:
+        """Whether the masked-LM head has no weight of its own at all."""
+        return self.traits.decoder_alone and self.tied
+
+    @property
     def has_pooler_bias(self) -> bool:
         return self.head_bias if self.traits.pooler_bias is None else self.traits.pooler_bias
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    def head_size(self) -> int:
+        """Columns of a head."""
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def layer_biases(self) -> tuple[bool, bool, bool, bool]:
@@ -399,8 +415,8 @@ class BertConfig:
 
     def window_of(self, layer: int) -> int | None:
         """The attention window of a layer, counted from 0; None: it sees whole sequences."""
-        every = 3 if self.global_every is None else self.global_every
-        return None if layer % every == 0 else self.window
+        place = layer + self.traits.last_is_global
+        return None if place % self._every == 0 else self.window
 
     def rotary_base_of(self, layer: int) -> float:
         """The base of a layer's rotary positions, layers counted from 0."""
@@ -411,8 +427,11 @@ class BertConfig:
     @property
     def local_layers(self) -> int:
         """Layers whose attention has a window."""
-        every = 3 if self.global_every is None else self.global_every
-        return 0 if self.window is None else self.layers - -(-self.layers // every)
+        return sum(self.window_of(layer) is not None for layer in range(self.layers))
+
+    @property
+    def _every(self) -> int:
+        return self.traits.global_every if self.global_every is None else self.global_every
 
     def check(self, shape: CubeShape) -> None:
         """Raises ValueError where the sizes do not divide on a cube: what the layers would say, before any process."""

@@ -27,6 +27,7 @@ Family = Literal[
     "electra",
     "modernbert",
     "eurobert",
+    "gemma3_text",
     "deberta-v2",
     "jina_embeddings_v3",
     "nomic_bert",
@@ -75,6 +76,23 @@ class FamilyTraits:
     """Whether they may be narrower than hidden states."""
     rms_norm: bool = False
     """Whether norms are RMSNorm."""
+    zero_centered_norms: bool = False
+    """Whether 1 and their weight is what they multiply by."""
+    qk_norm: bool = False
+    """Whether queries and keys of each head have norms, before they are turned."""
+    out_norms: bool = False
+    """Whether what attention and an MLP give has a norm, beside that of what they read."""
+    scaled_embeddings: bool = False
+    """Whether those of tokens are multiplied by the root of the hidden size (Vaswani et al. 2017, arXiv 1706.03762,
+    §3.4)."""
+    head_dims: bool = False
+    """Whether the columns of a head need not be hidden / heads."""
+    windows: bool = True
+    """Whether layers of the modern encoder may have a window."""
+    global_every: int = 3
+    """With a window, how many layers there are to one that has none, where nothing else is said."""
+    last_is_global: bool = False
+    """Whether of each so many layers the last one has none, and not the first."""
     drops_attention: bool = True
     """Whether what attention gives is dropped out."""
     drops_mlp: bool = True
@@ -84,7 +102,9 @@ class FamilyTraits:
     next_sentence: bool = False
     """Whether the library has a head for next sentences."""
     decoder_alone: bool = False
-    """Whether the masked-LM head is a projection without anything before it, without a bias, and never tied."""
+    """Whether the masked-LM head is a projection without anything before it, and without a bias."""
+    ties: bool = True
+    """Whether its weight may be the embedding of tokens."""
     head_activation: Activation | None = None
     """Inside the masked-LM head. None: as inside the MLP."""
     pooler: Literal["tanh", "relu", "gelu"] = "tanh"
@@ -137,10 +157,29 @@ FAMILIES: Mapping[str, FamilyTraits] = MappingProxyType(
             activations=_GATES,
             embedding_norm=False,
             rms_norm=True,
+            windows=False,
             decoder_alone=True,
+            ties=False,
             pooler="gelu",
             pooler_bias=True,
             poolings=("cls", "mean", "late"),
+        ),
+        "gemma3_text": FamilyTraits(
+            encoders=("modern",),
+            types=0,
+            least_types=0,
+            activations=("gelu_tanh",),
+            embedding_norm=False,
+            scaled_embeddings=True,
+            rms_norm=True,
+            zero_centered_norms=True,
+            qk_norm=True,
+            out_norms=True,
+            head_dims=True,
+            global_every=6,
+            last_is_global=True,
+            decoder_alone=True,
+            poolings=("cls", "mean"),
         ),
         "deberta-v2": FamilyTraits(
             norms=("post",), types=0, least_types=0, distances=True, disentangles_embeddings=True, pooler="gelu"

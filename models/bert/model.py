@@ -49,6 +49,7 @@ from tensor3d.data.masking import MASKED_SHARE
 from tensor3d.data.packed_batch import Pack, PackedBatch, collate
 from tensor3d.layers.attention import Recompute
 from tensor3d.layers.linear import kept_for_heads
+from tensor3d.layers.mlp import GatedActivation
 from tensor3d.layers.relative import RelativeBias3D, RelativeEmbedding3D, RelativeRows
 from tensor3d.ops.activations import activated
 
@@ -61,7 +62,9 @@ from tensor3d.ops.activations import activated
 # beginning with the first. Its window of 128 tokens, 64 to each side, is `window=65` here. `family="modernbert"` is all
 # of it: no token types, a rotary base of local layers, heads without a pooler. `family="eurobert"` (Boizard et al.
 # 2025, arXiv 2503.05500, §2.1) is a decoder's layer that sees all tokens, as of Llama 3: RMSNorm before both blocks of
-# every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the embeddings.
+# every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the embeddings. `family="gemma3_text"` is
+# EmbeddingGemma (Schechter Vera et al. 2025, arXiv 2509.20354), the same of Gemma 3: RMSNorms of queries and keys and
+# of what attention and MLP give, too, a gate of GELU, and windows.
 #
 # Others kept BERT's norms behind each block. Jina's third embedding model (`family="jina_embeddings_v3"`, Sturua et al.
 # 2024, arXiv 2409.10173) kept all but the table of positions; NomicBERT (`"nomic_bert"`, Nussbaum et al. 2024, arXiv
@@ -100,6 +103,9 @@ def rotary_layer(
         rotary_factor=config.rotary_factor,
         window=config.window_of(number),
         kv_heads=config.kv_heads,
+        head_dim=config.head_size,
+        qk_norm=config.eps if config.traits.qk_norm else None,
+        zero_centered_norms=config.traits.qk_norm and config.traits.zero_centered_norms,
     )
     made: dict[str, Any] = {"std": config.std, "reshard_after_forward": reshard_after_forward}
     mlp: nn.Module
@@ -108,7 +114,7 @@ def rotary_layer(
             config.hidden,
             cube,
             config.inner_size,
-            "silu" if config.activation == "silu" else "gelu",
+            gate_activation(config),
             down_bias=config.layer_biases[3],
             dropout=config.gate_dropout,
             **made,
@@ -116,6 +122,7 @@ def rotary_layer(
     else:
         mlp = MLP3D(config.hidden, cube, config.inner_size, activation=config.activation, **made)
     out_dropout = config.attention_out_dropout
+    has_out_norms = config.traits.out_norms
     return Block3D(
         attention,
         norm_of(config, cube) if config.has_attention_norm(number) else nn.Identity(),
@@ -124,14 +131,23 @@ def rotary_layer(
         norm="pre" if config.pre_norm else "post",
         dropout=Dropout3D(config.dropout, cube),
         attention_out_dropout=None if out_dropout is None else Dropout3D(out_dropout, cube),
+        attention_out_norm=norm_of(config, cube) if has_out_norms else None,
+        mlp_out_norm=norm_of(config, cube) if has_out_norms else None,
         recompute=recompute,
     )
+
+
+def gate_activation(config: BertConfig) -> GatedActivation:
+    """Of the MLP's gate."""
+    if config.activation == "relu":  # which no family with a gate has
+        raise ValueError("a gate has no relu here. Choose silu, gelu or gelu_tanh.")
+    return config.activation
 
 
 def norm_of(config: BertConfig, cube: Cube) -> LayerNorm3D | RMSNorm3D:
     """A norm of hidden states, on face z."""
     if config.traits.rms_norm:
-        return RMSNorm3D(config.hidden, cube, eps=config.eps)
+        return RMSNorm3D(config.hidden, cube, eps=config.eps, zero_centered=config.traits.zero_centered_norms)
     return LayerNorm3D(config.hidden, cube, eps=config.eps, bias=config.norm_bias)
 
 
@@ -215,6 +231,8 @@ class BertEmbeddings(nn.Module):
     def __init__(self, config: BertConfig, cube: Cube) -> None:
         super().__init__()
         self.cube, columns = cube, config.embedding_size
+        # As the library has it, also in models of fp64.
+        self.scale = float(np.float32(math.sqrt(columns))) if config.traits.scaled_embeddings else None
         self.tokens = Embedding3D(config.vocab, columns, cube, std=config.std)
         self.positions = self.types = None
         self.first_position = config.first_position
@@ -256,7 +274,8 @@ class BertEmbeddings(nn.Module):
         Args:
             added: to the sum of the embeddings, of their shape.
         """
-        chosen = [self.tokens(ids, planes_alike=planes_alike), *added]
+        tokens = self.tokens(ids, planes_alike=planes_alike)
+        chosen = [tokens if self.scale is None else tokens * self.scale, *added]
         if self.positions is not None:
             chosen.append(self.positions(positions + self.first_position if self.first_position else positions))
         if self.types is not None:

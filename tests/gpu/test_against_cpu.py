@@ -58,6 +58,10 @@ def gte(cube: Cube) -> nn.Module:
     return BertForPreTraining(toy_config(VOCAB, **FAMILIES["gte"]), cube)
 
 
+def gemma(cube: Cube) -> nn.Module:
+    return BertForPreTraining(toy_config(VOCAB, **FAMILIES["gemma"]), cube)
+
+
 def bert_loss(model: nn.Module, cube: Cube) -> Tensor:
     packs = toy_packs(VOCAB, 16)
     loss: Tensor = model(lay(packs, cube).to(cube.device), *totals(packs)).loss
@@ -102,6 +106,7 @@ MODELS: dict[str, tuple[Callable[[Cube], nn.Module], Loss]] = {
     "deberta": (deberta, bert_loss),
     "mpnet": (mpnet, bert_loss),
     "gte": (gte, bert_loss),
+    "gemma": (gemma, bert_loss),
     "gpt": (gpt, gpt_loss),
     "vit": (vit, vit_loss),
 }

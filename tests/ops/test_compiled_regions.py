@@ -26,7 +26,7 @@ from tensor3d.ops.activations import Activation, activated, biased_backward
 from tensor3d.ops.compiled_regions import CompiledRegions
 from tensor3d.ops.dropout import drop, gain_of, keep_mask
 from tensor3d.ops.rotary import frequencies
-from tests.models.toy import sums_and_gradients
+from tests.models.toy import FAMILIES, sums_and_gradients
 from tests.ranks import run_ranks
 from tests.saved_tensors import saved_bytes
 from tests.single_device_reference import CPU, error, fast_alone, fused, ranks_of
@@ -47,6 +47,7 @@ def _models(shape: Shape, every: bool) -> dict[str, float]:
         {"encoder": "modern"},
         {"norm": "pre", "activation": "relu"},
         {**eurobert, "kv_heads": 4},
+        FAMILIES["gemma"],
         {"family": "mpnet", "first_position": 2, "types": 0},
     )
     for changes in cases if every else cases[:2]:

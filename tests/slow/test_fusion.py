@@ -15,7 +15,7 @@ from tensor3d import Cube, ExecutionPolicy, LayerNorm3D, MixedPrecisionPolicy, c
 from tensor3d.layers.loss import _row_statistics
 from tensor3d.ops.activations import biased_backward
 from tensor3d.ops.dropout import gain_of, keep_mask
-from tests.models.toy import lay, sums_and_gradients, totals, toy_config, toy_packs
+from tests.models.toy import FAMILIES, lay, sums_and_gradients, totals, toy_config, toy_packs
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, name_of, ranks_of
 
@@ -34,6 +34,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False, "kv_heads": 4},
         {"recompute": "attention"},
     ),
+    (FAMILIES["gemma"], {}),
 ]
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4, torch.bfloat16: 8e-2}
 # Each type once, and a cut along y and along z; in fp64 all models.

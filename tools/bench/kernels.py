@@ -230,7 +230,7 @@ def flex_calls(config: BertConfig, rows: int) -> list[FlexCall]:
     """In each type with whole sequences, and in bf16 with the other masks that models have."""
     kinds: list[dict[str, Any]] = [{"dtype": each} for each in (torch.bfloat16, torch.float16, torch.float32)]
     kinds += [{"dtype": torch.bfloat16, "causal": True}, {"dtype": torch.bfloat16, "window": 65}]
-    sizes: dict[str, Any] = {"rows": rows, "heads": config.heads, "head_dim": config.hidden // config.heads}
+    sizes: dict[str, Any] = {"rows": rows, "heads": config.heads, "head_dim": config.head_size}
     return [FlexCall(backward=backward, **kind, **sizes) for backward in (False, True) for kind in kinds]
 
 
@@ -295,12 +295,14 @@ def _models(config: BertConfig) -> list[Callable[[Cube], nn.Module]]:
     # Two layers: its first one has a norm less.
     modern = BertConfig(layers=2, vocab=vocab, encoder="modern", attention_dropout=0.0, **sizes)
     eurobert = replace(modern, family="eurobert", activation="silu", types=0, tied=False)
+    gemma = replace(modern, family="gemma3_text", activation="gelu_tanh", types=0, head_dim=2 * hidden // heads)
     electra = replace(config, family="electra", next_sentence=False)
     return [
         partial(BertForPreTraining, config),
         partial(BertForPreTraining, replace(config, norm="pre")),
         partial(BertForPreTraining, modern),
         partial(BertForPreTraining, eurobert),
+        partial(BertForPreTraining, gemma),
         partial(ElectraForPreTraining, electra, ReplacedTokens(generator_size=1.0)),
         partial(Gpt, GptConfig(layers=1, vocab=vocab, **sizes)),
         partial(Vit, VitConfig(layers=1, **sizes)),

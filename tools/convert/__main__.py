@@ -236,7 +236,7 @@ def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
     """What the config.json says of tokens; the library's EuroBERT, MPNet and RoBERTas have ids of their own tokenizers
     by default."""
     ids = {"pad_token_id": special.pad}
-    if config.traits.behind_padding or config.family == "eurobert":
+    if config.traits.behind_padding or config.traits.rms_norm:
         ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
     return ids | ({"mask_token_id": special.mask} if config.family == "eurobert" else {})
 

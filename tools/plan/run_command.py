@@ -25,7 +25,7 @@ _OF_FAMILIES = {
 }
 _KINDS = (
     *("family", "first_position", "embedding", "tied", "encoder", "activation", "eps", "norm", "pooling"),
-    *("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "rotary_factor"),
+    *("kv_heads", "head_dim", "window", "global_every", "rotary_base", "local_rotary_base", "rotary_factor"),
     *("position_buckets", "conv_kernel", "dropout", "attention_dropout", "attention_out_dropout"),
 )
 """Settings of a model beside its sizes, as recipes call them."""

@@ -40,6 +40,11 @@ _EURO: dict[str, Any] = {
     **{"activation": "silu", "rotary_base": 250_000.0, "tied": False, "pooling": "late"},
     **{"dropout": 0.0, "attention_dropout": 0.0},
 }
+_GEMMA: dict[str, Any] = {
+    **{"family": "gemma3_text", "encoder": "modern", "types": 0, "vocab": 262144, "positions": 2048, "eps": 1e-6},
+    **{"activation": "gelu_tanh", "window": 257, "rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},
+    **{"dropout": 0.0, "attention_dropout": 0.0},
+}
 _DEBERTA: dict[str, Any] = {"family": "deberta-v2", "types": 0, "vocab": 128100, "eps": 1e-7, "position_buckets": 256}
 _MPNET: dict[str, Any] = {"family": "mpnet", "first_position": 2, "types": 0, "vocab": 30527, "eps": 1e-5}
 _JINA: dict[str, Any] = {"family": "jina_embeddings_v3", "types": 1, "vocab": 250002, "positions": 8194, "eps": 1e-5}
@@ -74,6 +79,10 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         "eurobert-210m": BertConfig(layers=12, hidden=768, heads=12, inner=3072, **_EURO),
         "eurobert-610m": BertConfig(layers=26, hidden=1152, heads=18, kv_heads=6, inner=4096, **_EURO),
         "eurobert-2.1b": BertConfig(layers=32, hidden=2304, heads=18, kv_heads=6, inner=6144, **_EURO),
+        # Schechter Vera et al. 2025, arXiv 2509.20354.
+        "embeddinggemma-300m": BertConfig(
+            layers=24, hidden=768, heads=3, kv_heads=1, head_dim=256, inner=1152, **_GEMMA
+        ),
         # Song et al. 2020, arXiv 2004.09297.
         "mpnet-base": BertConfig(layers=12, hidden=768, heads=12, **_MPNET),
         # Sturua et al. 2024, arXiv 2409.10173; Nussbaum et al. 2024, arXiv 2402.01613; Zhang et al. 2024, arXiv

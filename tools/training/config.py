@@ -133,6 +133,8 @@ class ModelConfig:
     kv_heads: int | None = None
     """Modern encoder alone: heads of keys and values, each of which serves heads / kv_heads heads of queries. Default:
     as many as heads."""
+    head_dim: int | None = None
+    """Of the family "gemma3_text" alone: columns of a head. Default: hidden / heads."""
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder 8/3 * hidden in whole 64s."""
     encoder: Literal["classic", "modern"] = "classic"
@@ -140,7 +142,8 @@ class ModelConfig:
     window: int | None = None
     """Modern encoder alone: tokens of local layers see those less than this far away. Default: all layers see all."""
     global_every: int | None = None
-    """With a window: layers 0, n, 2n, ... see whole sequences. Default: 3."""
+    """With a window: layers 0, n, 2n, ... see whole sequences, of EmbeddingGemma n - 1, 2n - 1, ... Default: 3, of
+    EmbeddingGemma 6."""
     rotary_base: float | None = None
     """Base of the wave lengths of rotary positions, of the modern encoder, Jina's third, NomicBERT and GTE. Default:
     10,000; of these three 20,000, 1,000 and 160,000."""
@@ -151,7 +154,7 @@ class ModelConfig:
     """With a window: the same of layers that have it. Default: rotary_base."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     """Classic encoder: inside the MLP and the masked-LM head. EuroBERT, NomicBERT, GTE: of the gate, "silu" or
-    "gelu"."""
+    "gelu"; of EmbeddingGemma "gelu_tanh"."""
     eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
     norm: Literal["post", "pre"] = "post"
@@ -178,16 +181,16 @@ class ModelConfig:
     """Of DeBERTa: tokens that a convolution beside the first layer looks at, odd and at least 3. Default: none."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
-    "modernbert" and "eurobert" have the modern encoder, "bert" may have either."""
+    "modernbert", "eurobert" and "gemma3_text" (EmbeddingGemma) have the modern encoder, "bert" may have either."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more; of MPNet
     always 2."""
     types: int | None = None
-    """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT and
-    DeBERTa 0, of Jina's third and GTE 1."""
+    """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT,
+    EmbeddingGemma and DeBERTa 0, of Jina's third and GTE 1."""
     pooling: Literal["cls", "mean", "late"] = "cls"
-    """Of ModernBERT and EuroBERT: what classifiers of texts will look at, the state of [CLS] or the mean of all
-    tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
+    """Of ModernBERT, EuroBERT and EmbeddingGemma: what classifiers of texts will look at, the state of [CLS] or the
+    mean of all tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     tied: bool = True
@@ -228,8 +231,8 @@ class ModelConfig:
             ValueError: sizes that do not fit together, an option of the other encoder.
         """
         sizes = ("layers", "hidden", "heads", "inner", "embedding", "position_buckets", "conv_kernel")
-        modern = ("kv_heads", "window", "global_every", "rotary_base", "local_rotary_base", "attention_out_dropout")
-        changed = {name: getattr(self, name) for name in (*sizes, *modern)}
+        modern = ("kv_heads", "head_dim", "window", "global_every", "rotary_base", "local_rotary_base")
+        changed = {name: getattr(self, name) for name in (*sizes, *modern, "attention_out_dropout")}
         return dataclasses.replace(
             PRESETS[self.preset],
             **{name: value for name, value in changed.items() if value is not None},

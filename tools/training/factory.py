@@ -160,7 +160,7 @@ def check_attention(recipe: TrainConfig, device: Device, where: str = "") -> Non
         raise ValueError(
             f"{setting}: {problem} The recipe has precision.compute = {recipe.precision.compute!r}, "
             f"model.attention_dropout = {model.attention_dropout:g}, model.window = {model.window}{rows}, and heads of "
-            f"{model.config(recipe.data).head_dim} columns.{where}"
+            f"{model.config(recipe.data).head_size} columns.{where}"
         ) from None
 
 
@@ -228,7 +228,7 @@ def asked_of_attention(recipe: TrainConfig, device: Device) -> list[AttentionReq
             named = recipe.speed.attention != "auto"
             near = window is not None and (named or window < recipe.data.capacity)
             chosen = last and recipe.speed.read_rows_only
-            kind = (near, chosen, config.head_dim)
+            kind = (near, chosen, config.head_size)
             if kind not in kinds:
                 kinds.append(kind)
     return [

@@ -35,7 +35,7 @@ from tensor3d.cost_model.step_cost import Fp8
 from tensor3d.distributed.cube_shape import AxisName, CubeShape
 from tensor3d.distributed.data_shares import ShardOverData
 from tensor3d.layers.attention import Recompute
-from tensor3d.sharding.param_layout import matrix, vector
+from tensor3d.sharding.param_layout import matrix, replicated, vector
 
 
 def micro_batch_traffic(
@@ -135,6 +135,7 @@ def ledger_traffic(config: BertConfig, wire: CommModel, *, shares: bool = False)
     return replicated_gradients(
         wire,
         *(here.by_sum.get(each.sum_over, 0) for each in (vector("y"), vector("z"), matrix("z"))),
+        everywhere=here.by_sum.get(replicated().sum_over, 0),
         shares=here.scattered(wire.shape)[2] if shares else None,
     )
 
@@ -250,6 +251,7 @@ def _layers(
             config.hidden,
             config.inner_size,
             qkv=config.qkv_size,
+            mixed=config.mixed_size,
             gated=config.has_gate,
             norms=norms,
             rms=config.traits.rms_norm,

@@ -10,10 +10,10 @@ and biases do O(h) operations a token, where products do O(h²).
 Forward, as in Narayanan et al. 2021 (arXiv 2104.04473, appendix on FLOPs) with their 4 B s² h of attention over full
 rows replaced by the sum over the sequences, since packed attention crosses no boundary:
 
-    QKV, output projection    2 (3h² + h²) T    a layer; of fewer heads of keys 2 (h q + h²) T, q columns of QKV
+    QKV, output projection    2 (3h² + h²) T    a layer; of q columns of QKV and m of all heads 2 (h q + m h) T
     MLP                       2 · 2 h f T       a layer
     with a gate               2 · 3 h f T       a layer
-    q kᵀ and weights · v      2 · 2 h S         a layer; 2 · 2 h N a local one
+    q kᵀ and weights · v      2 · 2 m S         a layer; 2 · 2 m N a local one
     distances                 2 · 2 h S         a layer of DeBERTa: queries and keys meet each their own vector of it
     masked-LM head            2 (h e + e V) R; a decoder alone 2 h V R
     projected embeddings      2 e h T           where they are narrower
@@ -43,16 +43,16 @@ _NEXT_SENTENCE = 2  # classes
 def work(config: BertConfig) -> Work:
     """FLOPs of the whole encoder, forward and backward, by tokens and attending pairs: what packs are balanced by.
 
-    Per token `6 L (h q + h² + 2hf)`, q = 3h columns of QKV, with gates `6 L (h q + h² + 3hf)`; per squared
-    length `12 (L - L') h`, twice as many where distances count, and per pair within the window `12 L' h`. The heads are
-    left out: they go with the masked tokens, which are a fixed share of the tokens.
+    Per token `6 L (h q + m h + 2hf)`, q = 3h columns of QKV and m = h of all heads, with gates `6 L (h q + m h + 3hf)`;
+    per squared length `12 (L - L') m`, twice as many where distances count, and per pair within the window `12 L' m`.
+    The heads are left out: they go with the masked tokens, which are a fixed share of the tokens.
     """
-    hidden, local = config.hidden, config.local_layers
+    hidden, mixed, local = config.hidden, config.mixed_size, config.local_layers
     matrices = 3 if config.has_gate else 2
     return Work(
-        per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + hidden + matrices * config.inner_size),
-        per_square=_of_pairs(config) * _PASSES * (config.layers - local) * hidden,
-        per_near=4 * _PASSES * local * hidden,
+        per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + mixed + matrices * config.inner_size),
+        per_square=_of_pairs(config) * _PASSES * (config.layers - local) * mixed,
+        per_near=4 * _PASSES * local * mixed,
         window=config.window if local else None,
     )
 
@@ -108,8 +108,8 @@ def _spared(config: BertConfig, tokens: int, squares: int, read: int, near: int 
     hidden, others = config.hidden, max(0, tokens - read)
     matrices = 3 if config.has_gate else 2
     pairs = squares if config.window_of(config.layers - 1) is None else int(near or 0)
-    products = 2 * _PASSES * (hidden**2 + matrices * hidden * config.inner_size) * others
-    return products + _of_pairs(config) * _PASSES * hidden * pairs * others // max(1, tokens)
+    products = 2 * _PASSES * hidden * (config.mixed_size + matrices * config.inner_size) * others
+    return products + _of_pairs(config) * _PASSES * config.mixed_size * pairs * others // max(1, tokens)
 
 
 def _of_pairs(config: BertConfig) -> int:

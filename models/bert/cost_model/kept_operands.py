@@ -40,7 +40,7 @@ def layer_products(config: BertConfig) -> list[tuple[int, int, Side]]:
     hidden, inner = config.hidden, config.inner_size
     return [
         (hidden, config.qkv_size, "z"),
-        (hidden, hidden, "y"),
+        (config.mixed_size, hidden, "y"),
         (hidden, inner * (2 if config.has_gate else 1), "z"),
         (inner, hidden, "y"),
     ]

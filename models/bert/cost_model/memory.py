@@ -5,10 +5,12 @@ hidden state on a rank
 
 For the backward pass a layer keeps at least, in elements,
 
-    its input, q k v, the projection's input                  1 + 3 + 1     A   (k and v of fewer heads: less)
+    its input, q k v, the projection's input                  1 + 3 + 1     A   (k and v of fewer heads: less; of
+                                                                                 heads of another width: as wide)
     the first sum, the MLP's input                            1 + 1         A
     GELU's input and output; with gates two inputs more       2 or 4 I/H    A   (gates in regions: 3)
     the second sum                                            1             A
+    with norms of q and k, both once more; with norms of what both parts give, this once more
 
 and the masked-LM head the logits, R V / yz, and, where x is more than 1, its gathered weight, V H / yz. Where gathers
 are kept, what was gathered counts, and the gathered weights; where a layer is recomputed, its input alone, and all of
@@ -203,14 +205,18 @@ def _layer(
     state, wide = load.rows * hidden // (y * z), load.rows * inner // (y * z)
     # A product's input lies on this rank in a share of what is gathered of it.
     over_y, over_z = (1, 1) if choice.reshard_after_forward else (y, z)
-    products = 2 * over_y * state + over_z * (state + wide)
+    mixed = state * config.mixed_size // hidden
+    products = 2 * over_y * state + over_z * (mixed + wide)
     # Of ReLU the result alone, which is the next product's input; of gates both inputs, and the activation's result.
     between = (3 - gates if gated else 0 if config.activation == "relu" else 1) * wide
     kept = products + state * config.qkv_size // hidden + 2 * state + between
+    if config.traits.qk_norm:
+        kept += mixed * (config.heads + config.key_heads) // config.heads
+    kept += 2 * state * config.traits.out_norms
     # Over an x of 1 nothing is gathered, and what is kept is what was converted: not where a copy stays anyway.
     converts = wire.compute != wire.parameter and not shadow_weights
     if not choice.reshard_after_forward and (wire.size("x") > 1 or converts):
-        kept += hidden * (config.qkv_size + hidden + (3 if gated else 2) * inner) // (y * z)
+        kept += hidden * (config.qkv_size + config.mixed_size + (3 if gated else 2) * inner) // (y * z)
     if device == "cpu" and config.attention_dropout and choice.recompute == "none":
         kept += config.heads // y * sum(length**2 for length in load.lengths)
     return kept

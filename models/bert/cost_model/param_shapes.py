@@ -12,7 +12,7 @@ from models.bert.config import BertConfig
 from tensor3d.attention.relative import BiasBuckets
 from tensor3d.distributed.cube_shape import MESH_AXES, AxisName, CubeShape, chunk_bounds
 from tensor3d.distributed.data_shares import ShardOverData
-from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
+from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, replicated, table, vector
 
 OptimizerName = Literal["adamw", "lamb", "stable_adamw"]
 _NEXT_SENTENCE = 2  # classes
@@ -252,8 +252,8 @@ def after_encoder(config: BertConfig) -> list[ParamSpec]:
 
 
 def layer_norms(config: BertConfig, number: int) -> int:
-    """Norms of layer `number`, counted from 0."""
-    return 1 + config.has_attention_norm(number)
+    """Norms of hidden states in layer `number`, counted from 0."""
+    return 1 + config.has_attention_norm(number) + 2 * config.traits.out_norms
 
 
 def held_elements(config: BertConfig, shape: CubeShape, rank: int = 0) -> int:
@@ -290,9 +290,13 @@ def _layer(name: str, config: BertConfig, number: int) -> Iterator[ParamSpec]:
     of_qkv, of_out, of_up, of_down = config.layer_biases
     up, into = ("gate_up", 2 * inner) if config.has_gate else ("up", inner)
     yield from _linear(f"{name}.attention.qkv", hidden, config.qkv_size, of_qkv)
-    yield from _linear(f"{name}.attention.out", hidden, hidden, of_out, from_y=True)
-    if layer_norms(config, number) == 2:
+    yield from _linear(f"{name}.attention.out", config.mixed_size, hidden, of_out, from_y=True)
+    if config.traits.qk_norm:
+        for part in ("q_norm", "k_norm"):
+            yield ParamSpec(name=f"{name}.attention.{part}.weight", shape=(config.head_size,), layout=replicated())
+    if config.has_attention_norm(number):
         yield from _norm(f"{name}.attention_norm", hidden, config.norm_bias)
     yield from _linear(f"{name}.mlp.{up}", hidden, into, of_up)
     yield from _linear(f"{name}.mlp.down", inner, hidden, of_down, from_y=True)
-    yield from _norm(f"{name}.mlp_norm", hidden, config.norm_bias)
+    for part in ("mlp_norm", *(("attention_out_norm", "mlp_out_norm") if config.traits.out_norms else ())):
+        yield from _norm(f"{name}.{part}", hidden, config.norm_bias)

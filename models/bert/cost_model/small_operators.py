@@ -149,6 +149,28 @@ _GROUPED: Mapping[tuple[bool, bool], tuple[int, int, int]] = MappingProxyType(
 """Of a layer with fewer heads of keys than of queries, by the last two of its kind: operators, and bytes for each
 element of the hidden state, more; and bytes less for each element of QKV that is not there. In fp32 keys and values are
 repeated. Nearly, where a rank has one head of keys."""
+_OF_WIDTH: Mapping[tuple[bool, bool], tuple[int, int]] = MappingProxyType(
+    {(False, False): (19, 51), (False, True): (-24, 8), (True, False): (35, 39), (True, True): (0, 0)}
+)
+"""Where all heads together are narrower than the hidden state, further bytes less for each element that is not there,
+beside those of QKV: with as many heads of keys as of queries, and with fewer."""
+_OF_OUTPUTS: Mapping[tuple[bool, bool], tuple[Count, Count]] = MappingProxyType(
+    {
+        (False, False): (Count(32), Count(184)),
+        (False, True): (Count(4, 0, 4), Count(40, 0, 24)),
+        (True, False): (Count(42), Count(244)),
+        (True, True): (Count(4, 0, 4), Count(20, 0, 12)),
+    }
+)
+"""By 16 bits and regions: operators of a layer's RMSNorms of what attention and MLP give, and bytes for each element of
+the hidden state."""
+_OF_HEADS: Mapping[bool, tuple[int, int]] = MappingProxyType({False: (30, 105), True: (40, 135)})
+"""By 16 bits, eager: operators of the norms of queries and keys, and bytes for each of their elements. In regions they
+are operators of no more, which read QKV once more."""
+_ZERO_CENTERED = 2
+"""Operators of a norm that adds 1 to its weight: in both passes."""
+_SCALED = 2
+"""Of embeddings that are multiplied: operators, and how often each element is read and written by either."""
 _TABLE, _TABLE_OVER_X, _TABLE_ALONE = 12, 10, 4
 """Bytes for each element of the vocabulary's table on a plane: its gradient, where y or z is above 1 (alone, rows are
 added to that of the projection); where x is; and where the projection has a weight of its own."""
@@ -220,13 +242,15 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     touched = layer.state.on(shape) * state + of_inner.on(shape) * inner
     if config.has_rotary:
         angles = _ROTARY_COMPILED if compiled else _ROTARY
-        touched += angles * (load.rows // shape.z) * (config.hidden // config.heads)
+        touched += angles * (load.rows // shape.z) * config.head_size
     turned = _turned(config, wire, compiled, state, inner) if kind[0] == "post" else Work()
-    grouped = Work()
-    if config.key_heads < config.heads:
-        more, always, spared = _GROUPED[kind[1:]]
-        spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
-        grouped = Work(operators=more, touched=always - spared)
+    more, always, spared = _GROUPED[kind[1:]]
+    spared = spared * (3 * config.hidden - config.qkv_size) // config.hidden
+    is_grouped = config.key_heads < config.heads
+    narrower = _OF_WIDTH[kind[1:]][is_grouped] * (config.hidden - config.mixed_size) // config.hidden
+    grouped = Work(operators=more * is_grouped, touched=always * is_grouped - spared - narrower)
+    further = _further_norms(config, wire, compiled, state)
+    scaled = _SCALED * config.traits.scaled_embeddings
     distances, of_tables, convolved = Work(), Work(), Work()
     if config.distance_buckets is not None:
         distances = _of_distances(config, config.distance_buckets, wire, load)
@@ -253,7 +277,9 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
     of_table = _TABLE * (shape.y * shape.z > 1) + _TABLE_OVER_X * (shape.x > 1) + _TABLE_ALONE * (not config.tied)
     return Work(
         operators=round(layers * (layer.operators.on(shape) + norms.operators + grouped.operators - absent * operators))
-        + round(layers * (distances.operators + turned.operators))
+        + round(layers * (distances.operators + turned.operators + further.operators))
+        + scaled
+        + _ZERO_CENTERED * config.traits.zero_centered_norms  # at the end
         + of_tables.operators
         + convolved.operators
         + rest.operators.on(shape)
@@ -263,7 +289,8 @@ def small_operators(config: BertConfig, wire: CommModel, load: MicroBatchShape, 
         + _NEXT_SENTENCE * config.next_sentence
         + _OVER_X * (shape.x > 1 and shape.y * shape.z == 1),
         touched=round(
-            layers * (distances.touched + turned.touched)
+            layers * (distances.touched + turned.touched + further.touched)
+            + 2 * scaled * wire.compute * state
             + of_tables.touched
             + convolved.touched
             + layers * (touched + (norms.touched + grouped.touched - absent * dropped) * state)
@@ -291,6 +318,25 @@ def _turned(config: BertConfig, wire: CommModel, compiled: bool, state: int, inn
     if not any(config.layer_biases):
         fewer, spared = (each.on(shape) for each in _BIASES)
         operators, touched = operators - fewer, touched - spared * wire.compute * state
+    return Work(operators=operators, touched=touched)
+
+
+def _further_norms(config: BertConfig, wire: CommModel, compiled: bool, state: int) -> Work:
+    """Of a layer, the norms of heads and of what its parts give, and all that is more of norms around 1."""
+    narrow, traits = wire.compute == 2, config.traits
+    operators = touched = 0
+    if traits.out_norms:
+        operators, touched = (each.on(wire.shape) for each in _OF_OUTPUTS[narrow, compiled])
+        touched *= state
+    if traits.qk_norm and compiled:
+        touched += wire.compute * state * config.qkv_size // config.hidden
+    elif traits.qk_norm:
+        more, of_each = _OF_HEADS[narrow]
+        columns = (config.heads + config.key_heads) * config.head_size
+        operators, touched = operators + more, touched + of_each * state * columns // config.hidden
+    if traits.zero_centered_norms:
+        norms = 2 + 2 * traits.out_norms + 2 * (traits.qk_norm and not compiled)
+        operators += _ZERO_CENTERED * norms
     return Work(operators=operators, touched=touched)
 
 

@@ -91,6 +91,8 @@ class Architecture:
     """Of settings, where BERT's are others: by BERT's names."""
     fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     """Settings that change what the model computes: the value that they have here, and what another one means."""
+    endings: Mapping[frozenset[str], str] = field(default_factory=dict)
+    """Where the name of the class of some heads ends with something else than `CLASSES` says."""
     own_classes: Mapping[frozenset[str], str] = field(default_factory=dict)
     """Heads that no class of the library has, and the class for a file that holds them beside its own tensors."""
     heads: frozenset[frozenset[str]]
@@ -99,7 +101,7 @@ class Architecture:
     def class_of(self, heads: Collection[str]) -> str:
         """The library's class with these heads together."""
         found = frozenset(heads)
-        return f"{self.classes}{self.own_classes.get(found) or CLASSES[found]}"
+        return f"{self.classes}{self.own_classes.get(found) or self.endings.get(found) or CLASSES[found]}"
 
     def own_name(self, name: str, heads: Collection[str] = ()) -> str:
         """What it calls a tensor of BERT, in a model with these heads."""
@@ -182,11 +184,14 @@ _FUSED = {
     "attn.Wqkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "mlp.Wi": ("intermediate.gate", "intermediate.up"),
 }
-_POST_ROTARY = {
+_PROJECTIONS = {
     "attention.self.query": "self_attn.q_proj",
     "attention.self.key": "self_attn.k_proj",
     "attention.self.value": "self_attn.v_proj",
     "attention.output.dense": "self_attn.o_proj",
+}
+_POST_ROTARY = {
+    **_PROJECTIONS,
     "attention.output.LayerNorm": "post_attention_layernorm",
     "output.LayerNorm": "post_mlp_layernorm",
 }
@@ -196,6 +201,12 @@ _GATED = {
     "intermediate.up": "mlp.up_proj",
     "output.dense": "mlp.down_proj",
 }
+_OF_DECODERS = {
+    "bert.embeddings.word_embeddings.weight": "model.embed_tokens.weight",
+    "bert.final_norm.weight": "model.norm.weight",
+    "cls.predictions.decoder.weight": "lm_head.weight",
+}
+"""Outside of the layers of what is called a decoder in the library."""
 _PUBLISHED = {"self_attn.Wqkv": _FUSED["attn.Wqkv"]}
 """Fused in files that came before the library's support, and never written."""
 _NAMES_OF_AUTHORS = (
@@ -431,21 +442,12 @@ ARCHITECTURES = {
             bare=("embed_tokens.", "norm."),
             stack="layers",
             in_layers={
-                "attention.self.query": "self_attn.q_proj",
-                "attention.self.key": "self_attn.k_proj",
-                "attention.self.value": "self_attn.v_proj",
-                "attention.output.dense": "self_attn.o_proj",
+                **_PROJECTIONS,
+                **_GATED,
                 "attention.output.LayerNorm": "input_layernorm",
-                "intermediate.gate": "mlp.gate_proj",
-                "intermediate.up": "mlp.up_proj",
-                "output.dense": "mlp.down_proj",
                 "output.LayerNorm": "post_attention_layernorm",
             },
-            others={
-                "bert.embeddings.word_embeddings.weight": "model.embed_tokens.weight",
-                "bert.final_norm.weight": "model.norm.weight",
-                "cls.predictions.decoder.weight": "lm_head.weight",
-            },
+            others=_OF_DECODERS,
             of_texts=_both({"bert.pooler.dense": "dense"}),
             decoder_alone=True,
             settings={
@@ -466,6 +468,43 @@ ARCHITECTURES = {
                 "sliding_window": (None, "all layers see whole sequences here"),
             },
             heads=_sets("pooler classifier", "tags", "masked_lm", ""),
+        ),
+        Architecture(
+            name="gemma3_text",
+            title="EmbeddingGemma",
+            classes="Gemma3",
+            prefix="model.",
+            bare=("embed_tokens.", "norm."),
+            stack="layers",
+            in_layers={
+                **_PROJECTIONS,
+                **_GATED,
+                "attention.self.q_norm": "self_attn.q_norm",
+                "attention.self.k_norm": "self_attn.k_norm",
+                "attention.output.LayerNorm": "input_layernorm",
+                "attention.output.OutputNorm": "post_attention_layernorm",
+                "output.LayerNorm": "pre_feedforward_layernorm",
+                "output.OutputNorm": "post_feedforward_layernorm",
+            },
+            others=_OF_DECODERS,
+            decoder_alone=True,
+            settings={
+                "hidden_act": "hidden_activation",
+                "layer_norm_eps": "rms_norm_eps",
+                "hidden_dropout_prob": None,
+                "attention_probs_dropout_prob": "attention_dropout",
+                "type_vocab_size": None,
+                "classifier_dropout": None,
+            },
+            defaults={"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
+            fixed={
+                "attention_bias": (False, "the modern encoder has biases where logits come out alone"),
+                "attn_logit_softcapping": (None, "scores of attention have no cap here"),
+                "final_logit_softcapping": (None, "logits have no cap here"),
+                "rope_scaling": (None, "rotary positions are not scaled here"),
+            },
+            endings={frozenset({"masked_lm"}): "ForCausalLM", frozenset(): "TextModel"},
+            heads=_sets("masked_lm", ""),
         ),
         Architecture(
             name="deberta-v2",

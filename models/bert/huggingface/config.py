@@ -97,6 +97,8 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
         fields |= _modern_fields(settings, found, where)
     elif found.name == "eurobert":
         fields |= _eurobert_fields(settings, found, where)
+    elif found.name == "gemma3_text":
+        fields |= _gemma_fields(settings, found, where)
     elif found.rotary:
         fields |= _rotary_fields(settings, found, where)
     elif FAMILIES[found.name].norms == ("pre",):
@@ -179,8 +181,10 @@ def _attention_dropout(config: BertConfig) -> float:
     return config.attention_dropout if config.attention_dropout == config.out_dropout else 0.0
 
 
-def _rotary_base(settings: Mapping[str, Any], kind: str, where: Path) -> float:
-    own, default = _BASES[kind]
+def _rotary_base(
+    settings: Mapping[str, Any], kind: str, where: Path, bases: Mapping[str, tuple[str, float]] = _BASES
+) -> float:
+    own, default = bases[kind]
     said = _table(_table(settings, "rope_parameters", where), kind, where)
     return _agreed_base(said, settings, own, default, where, f" of {kind}")
 
@@ -224,8 +228,9 @@ def _global_every(settings: Mapping[str, Any], where: Path) -> int:
     )
 
 
-def _layer_types(layers: int, every: int) -> list[str]:
-    return [_LOCAL if number % every else _GLOBAL for number in range(layers)]
+def _layer_types(layers: int, every: int, last: int = 0) -> list[str]:
+    """`last`: 1 where of each so many layers the last one sees whole sequences, and not the first."""
+    return [_LOCAL if (number + last) % every else _GLOBAL for number in range(layers)]
 
 
 def _modern_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +296,7 @@ def _eurobert_settings(config: BertConfig) -> dict[str, Any]:
     base = config.rotary_base_of(0)
     return {
         _KEY_HEADS: config.key_heads,
-        _HEAD_DIM: config.head_dim,
+        _HEAD_DIM: config.head_size,
         _POOLING: _BOS if config.pooling == "cls" else config.pooling,
         _THETA: base,
         "rope_parameters": {"rope_type": "default", "rope_theta": base},
@@ -382,6 +387,85 @@ def _named_as_today(settings: Mapping[str, Any], where: Path) -> Mapping[str, An
                 f"{where}: {old} {settings[old]!r} and {new} {named[new]!r} contradict. Remove the one that is wrong."
             )
     return named
+
+
+# EmbeddingGemma's, in the spelling of both versions of the library. Its window counts both sides; layers with one come
+# first of each so many.
+_GEMMA_BASES = {_GLOBAL: (_THETA, 1_000_000.0), _LOCAL: ("rope_local_base_freq", 10_000.0)}
+_SEES_BOTH_SIDES, _SCALE = "use_bidirectional_attention", "query_pre_attn_scalar"
+_GEMMA_EVERY = ("_sliding_window_pattern", "sliding_window_pattern")
+_OF_GEMMA = {_HEAD_DIM: 256, _KEY_HEADS: 4, _SCALE: 256, _NEAR: 4096}
+"""The library's defaults."""
+
+
+def _gemma_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What an EmbeddingGemma has beside the sizes of all."""
+    if settings.get(_SEES_BOTH_SIDES) is not True:
+        raise ValueError(
+            f"{where}: {_SEES_BOTH_SIDES} must be true, for a decoder sees no later tokens. Got "
+            f"{settings.get(_SEES_BOTH_SIDES)!r:.60}. Of Gemma 3 those that see both sides can be read, as "
+            "EmbeddingGemma does."
+        )
+    said = {name: settings[name] if settings.get(name) is not None else each for name, each in _OF_GEMMA.items()}
+    columns, key_heads, scale, near = (_number(said, name, where, int) for name in _OF_GEMMA)
+    if scale != columns:
+        raise ValueError(
+            f"{where}: {_SCALE} must be {_HEAD_DIM} = {columns}, for scores are divided by the root of that here. Got "
+            f"{scale}."
+        )
+    fields: dict[str, Any] = {"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0}
+    fields |= {"eps": architecture.defaults["layer_norm_eps"], "head_dim": columns, "kv_heads": key_heads}
+    bases = {kind: _rotary_base(settings, kind, where, _GEMMA_BASES) for kind in _GEMMA_BASES}
+    fields["rotary_base"] = bases[_GLOBAL]
+    every = _gemma_every(settings, where)
+    if every != 1:
+        fields |= {"window": near // 2 + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
+    return fields
+
+
+def _gemma_every(settings: Mapping[str, Any], where: Path) -> int:
+    """Layers n - 1, 2n - 1, ... see whole sequences; 1: all."""
+    layers = _number(settings, "num_hidden_layers", where, int) if "num_hidden_layers" in settings else 0
+    kinds, own = settings.get("layer_types"), next((each for each in _GEMMA_EVERY if settings.get(each)), None)
+    every = FAMILIES["gemma3_text"].global_every if own is None else _number(settings, own, where, int)
+    if every < 1:
+        raise ValueError(f"{where}: {own} must be at least 1. Got {every}.")
+    if kinds is None:
+        return every
+    for each in (every, *range(1, layers + 2)):
+        if kinds == _layer_types(layers, each, 1):
+            return each
+    raise ValueError(
+        f"{where}: layer_types must say {_GLOBAL!r} of layers n - 1, 2n - 1, ... of {layers} and {_LOCAL!r} of the "
+        f"others. Got {kinds!r:.200}."
+    )
+
+
+def _gemma_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back of `_gemma_fields`, in both spellings."""
+    every = 1 if config.window is None else config.global_every or FAMILIES[config.family].global_every
+    # Without layers that have a window, what was said of them says nothing, and stays.
+    local = _rotary_base(found, _LOCAL, Path(CONFIG), _GEMMA_BASES) if config.window is None else None
+    bases = {_GLOBAL: config.rotary_base_of(0 if config.window is None else every - 1)}
+    bases[_LOCAL] = local or config.local_rotary_base or bases[_GLOBAL]
+    near = found.get(_NEAR, _OF_GEMMA[_NEAR])
+    if config.window is not None and near // 2 + 1 != config.window:
+        near = 2 * (config.window - 1)
+    types = _layer_types(config.layers, every, 1)
+    if types == found.get("layer_types"):  # which the library goes by, whatever is said beside them
+        every = found.get(_GEMMA_EVERY[0], every)
+    return {
+        _SEES_BOTH_SIDES: True,
+        _HEAD_DIM: config.head_size,
+        _KEY_HEADS: config.key_heads,
+        _SCALE: config.head_size,
+        _NEAR: near,
+        "layer_types": types,
+        _GEMMA_EVERY[0]: every,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        **{_GEMMA_BASES[kind][0]: base for kind, base in bases.items()},
+        **{name: needed for name, (needed, _) in ARCHITECTURES["gemma3_text"].fixed.items() if needed is not None},
+    }
 
 
 # What DeBERTa's attention is like, as the second and third version have it: the value that is needed, the library's
@@ -551,6 +635,9 @@ def settings_of(
         found = {**dict.fromkeys(_OF_TOKENS), **found}
     elif kind.name == "eurobert":
         new |= _eurobert_settings(config)
+        found = {**dict.fromkeys(_OF_TOKENS), **found}
+    elif kind.name == "gemma3_text":
+        new |= _gemma_settings(config, found)
         found = {**dict.fromkeys(_OF_TOKENS), **found}
     elif kind.name == "deberta-v2":
         new |= _deberta_settings(config, found)

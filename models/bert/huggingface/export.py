@@ -28,6 +28,7 @@ from models.bert.huggingface.param_names import (
     part_of,
     part_sizes,
     parted,
+    parts_of,
 )
 from tensor3d import Cube
 from tensor3d.checkpoint.format import NAME_OF, write_parts
@@ -114,7 +115,7 @@ class _Plan:
         for name in (CONFIG, WEIGHTS, f"{WEIGHTS}.index.json"):
             if (folder / name).exists():
                 raise ValueError(f"{folder} has a {name} already, which is not overwritten. Name another folder.")
-        parts = frozenset(part for name, _ in model.named_parameters() if (part := part_of(name)) is not None)
+        parts = frozenset(parts_of(model, self.config))
         self._kind = ARCHITECTURES[self.config.family]
         self.heads = _chosen(parts & frozenset(HEADS), heads, self._kind)
         self._left_out = sorted(parts - self.heads) if heads is None else []
@@ -258,11 +259,11 @@ def _labels_found(found: Mapping[str, Any], architecture: str, outputs: int) -> 
 
 
 def _dropout_lost(config: BertConfig) -> list[str]:
-    """What the config.json of a ModernBERT or a EuroBERT cannot say of the dropout of training here."""
+    """What the config.json of a modern encoder cannot say of the dropout of training here."""
     told = []
     if config.dropout:
         told.append(f"{CONFIG} says nothing of dropout {config.dropout:g}, of embeddings and MLPs' outputs")
-    if config.family == "eurobert":
+    if config.traits.rms_norm:
         if config.out_dropout != config.dropout:
             told.append(f"{CONFIG} says nothing of dropout {config.out_dropout:g}, of attention's output")
     elif config.attention_dropout != config.out_dropout:

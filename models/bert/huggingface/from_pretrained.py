@@ -86,6 +86,8 @@ class CheckpointWeights(WeightSource):
                 f"{self.outputs} outputs. They are of different models: get both from the same folder."
             )
         present = {part_of(name) for name in self._names}
+        if self.config.masked_lm_is_embedding:
+            present.add("masked_lm")
         if lost := [head for head in self.heads if head not in present]:
             raise ValueError(f"{found} has no {lost[0]}, which the model.json of {folder} says it has.")
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.param_shapes import parameters
@@ -52,11 +52,15 @@ _ANY_LAYER = re.compile(r"(?:bert\.)?(?:encoder\.layer|layers)\.(\d+)\.")
 _PREFIXES = "|".join(re.escape(prefix) for prefix in {each.prefix for each in ARCHITECTURES.values()})
 _ENCODER = re.compile(rf"(?:{_PREFIXES})(?!pooler\.)|embeddings\.|encoder\.|transformer\.|layers\.|final_norm\.")
 _OF_LAYERS = {
+    "attention.q_norm": "attention.self.q_norm",
+    "attention.k_norm": "attention.self.k_norm",
     "attention.out": "attention.output.dense",
+    "attention_out_norm": "attention.output.OutputNorm",
     "attention_norm": "attention.output.LayerNorm",
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
     "mlp_norm": "output.LayerNorm",
+    "mlp_out_norm": "output.OutputNorm",
 }
 _THEIR_LAYER = re.compile(r"bert\.encoder\.layer\.\d+\.(.+)\.(weight|bias)")
 _FINAL_NORM = "bert.final_norm"
@@ -170,7 +174,9 @@ def _in_layers(config: BertConfig) -> dict[str, bool]:
     """The library's modules of a layer, and whether each has a bias."""
     up = ("mlp.gate_up",) if config.has_gate else ("mlp.up",)
     products = zip(("attention.qkv", "attention.out", *up, "mlp.down"), config.layer_biases, strict=True)
-    norms = dict.fromkeys(("attention_norm", "mlp_norm"), config.norm_bias)
+    of_heads = ("attention.q_norm", "attention.k_norm") if config.traits.qk_norm else ()
+    of_outputs = ("attention_out_norm", "mlp_out_norm") if config.traits.out_norms else ()
+    norms = dict.fromkeys(("attention_norm", "mlp_norm", *of_heads, *of_outputs), config.norm_bias)
     own = {**dict(products), **norms}
     return {theirs: bias for part, bias in own.items() for theirs in _FUSED.get(part, (_OF_LAYERS.get(part, ""),))}
 
@@ -180,6 +186,12 @@ def part_of(name: str) -> str | None:
     of that model's own; None: the encoder itself."""
     first = name.partition(".")[0]
     return None if first == "bert" else first
+
+
+def parts_of(model: nn.Module, config: BertConfig) -> set[str]:
+    """What stands on the encoder of a model with `bert` inside: also a masked-LM head without a weight of its own."""
+    parts = {part for name, _ in model.named_parameters() if (part := part_of(name)) is not None}
+    return parts | ({"masked_lm"} if config.masked_lm_is_embedding and hasattr(model, "masked_lm") else set())
 
 
 def in_generator(name: str, config: BertConfig) -> str:
@@ -203,13 +215,18 @@ def of_encoder(name: str) -> bool:
     return _ENCODER.match(name) is not None
 
 
-def heads_among(names: Collection[str], *, decoder_alone: bool) -> tuple[str, ...]:
+def heads_among(
+    names: Collection[str], architecture: Architecture, config: BertConfig, said: Collection[str]
+) -> tuple[str, ...]:
     """Those of which a file with these tensors, under the library's names, has the weights.
 
     Args:
-        decoder_alone: the masked-LM head is the decoder and nothing else.
+        said: the library's classes that the model was saved from: they alone say whether it has a masked-LM head that
+            is the embedding.
     """
-    marks = {**_MARKS, "masked_lm": DECODER_WEIGHT} if decoder_alone else _MARKS
+    marks = {**_MARKS, "masked_lm": DECODER_WEIGHT} if architecture.decoder_alone else _MARKS
+    if config.masked_lm_is_embedding and architecture.class_of(("masked_lm",)) in said:
+        marks = {**marks, "masked_lm": EMBEDDING}
     return tuple(head for head in HEADS if marks[head] in names)
 
 
@@ -251,7 +268,7 @@ def widths(parts: int, config: BertConfig) -> tuple[int, ...]:
     values; of gate and up one."""
     if parts != len(_FUSED["attention.qkv"]):
         return (1,) * parts
-    d = config.head_dim
+    d = config.head_size
     return config.heads // config.key_heads * d, d, d
 
 

@@ -296,7 +296,7 @@ class HFWeights(WeightSource):
                 f"{CONFIG} and weights are of different models: get both from the same place."
             )
         self._check_encoder(layers)
-        heads = param_names.heads_among(self._names, decoder_alone=self._architecture.decoder_alone)
+        heads = param_names.heads_among(self._names, self._architecture, self.config, said)
         self.heads = tuple(head for head in heads if self._meant(head))
         self._with_tasks = self._reads_tasks(where)
         self.outputs, self.labels, self.problem = None, None, "answer" if "answers" in self.heads else None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.bert.config import BertConfig
 from models.bert.huggingface.config import CONFIG, head_dropout_from
-from models.bert.huggingface.param_names import LABELLED, part_of
+from models.bert.huggingface.param_names import LABELLED, part_of, parts_of
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import all_gather_object, check_copies, first_names
 from tensor3d.sharding.param_layout import local
@@ -131,7 +131,7 @@ class WeightSource(ABC):
         """
         whole = model if hasattr(model, "bert") else nn.ModuleDict({"bert": model})
         parameters: dict[str, Tensor] = dict(whole.named_parameters())
-        wanted = {part for name in parameters if (part := part_of(name)) is not None}
+        wanted = parts_of(whole, self.config)
         found = tuple(head for head in self.heads if head in wanted)
         for head in set(LABELLED).intersection(found):
             self._check_outputs(parameters[f"{head}.weight"])

@@ -9,6 +9,7 @@ import pytest
 from models.bert import BertConfig
 from tensor3d import CubeShape
 from tensor3d.attention.relative import LogBuckets
+from tests.models.toy import FAMILIES
 
 
 def config(**changes: Any) -> BertConfig:
@@ -21,12 +22,12 @@ def config(**changes: Any) -> BertConfig:
         ({"family": "albert"}, "family must be one of bert, roberta, .*modernbert, eurobert, .*Got 'albert'"),
         (
             {"types": 0},
-            'types must be at least 1, but of the families "mpnet", .*"eurobert", "deberta-v2", "gte". Got 0',
+            'types must be at least 1, but of the families "mpnet", .*"eurobert", .*"deberta-v2", "gte". Got 0',
         ),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
         ({"pooling": "max"}, "pooling must be one of cls, mean, late. Got 'max'"),
-        ({"pooling": "mean"}, 'pooling="mean" belongs to family="modernbert" and "eurobert". Got family=\'bert\''),
+        ({"pooling": "mean"}, 'pooling="mean" belongs to family="modernbert" and .*"gemma3_text". Got family=\'bert\''),
         (
             {"family": "modernbert", "encoder": "modern", "types": 0, "pooling": "late"},
             'pooling="late" belongs to family="eurobert". Got family=\'modernbert\'',
@@ -43,6 +44,10 @@ def config(**changes: Any) -> BertConfig:
             {"family": "eurobert", "types": 0, "encoder": "modern", "tied": False, "window": 4},
             'family="eurobert" has no window: all layers see whole sequences. Got window=4',
         ),
+        ({"head_dim": 16}, 'head_dim belongs to family="gemma3_text". Got head_dim=16 with family='),
+        ({**FAMILIES["gemma"], "head_dim": 0}, "head_dim must be at least 1. Got 0"),
+        ({**FAMILIES["gemma"], "head_dim": 7}, "so head_dim must be even. Got 7"),
+        ({**FAMILIES["gemma"], "activation": "gelu"}, "has a gate of gelu_tanh. Got activation='gelu'"),
         ({"family": "deberta-v2"}, "has no token types. Got types=2. Set types = 0"),
         ({"family": "deberta-v2", "types": 0, "norm": "pre"}, "norms after each block. Got norm='pre'. Leave it out"),
         ({"family": "deberta-v2", "types": 0, "encoder": "modern"}, "family='deberta-v2' has encoder=\"classic\""),

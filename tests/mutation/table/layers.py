@@ -385,6 +385,27 @@ MUTATIONS = (
         tests=(NORMS,),
     ),
     Mutation(
+        "norm-around-nought",
+        "tensor3d/layers/norm_kernels.py",
+        old="return local(weight) + 1 if zero_centered else local(weight)",
+        new="return local(weight)",
+        tests=("tests/layers/test_head_norm.py",),
+    ),
+    Mutation(
+        "heads-norm-summed-over-rows-alone",
+        "tensor3d/sharding/param_layout.py",
+        old='_REPLICATED = Layout(sum_over=("data", "x", "y", "z"))',
+        new='_REPLICATED = Layout(sum_over=("data", "x", "z"))',
+        tests=("tests/layers/test_head_norm.py::test_all_ranks_sum_the_gradients_of_norms_of_heads[1x2x1]",),
+    ),
+    Mutation(
+        "heads-norm-behind-the-turn",
+        "tensor3d/layers/head_norm.py",
+        old="normal = wide * of_each * (weight + 1 if zero_centered else weight)",
+        new="normal = wide * (weight + 1 if zero_centered else weight)",
+        tests=("tests/slow/test_fusion.py::test_compiled_models_equal_eager_ones[1x1x1-torch.float64]",),
+    ),
+    Mutation(
         "norm-shift-subtracted",
         "tensor3d/layers/norm.py",
         old="result.add_(local(bias))",

@@ -174,6 +174,13 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "gemmas-first-layer-sees-all",
+        "models/bert/config.py",
+        old="place = layer + self.traits.last_is_global",
+        new="place = layer",
+        tests=("tests/models/bert/huggingface/test_gemma.py::test_the_published_settings_are_read_and_kept",),
+    ),
+    Mutation(
         "rotary-factor-forgotten-by-a-layer",
         "models/bert/model.py",
         old="        rotary_factor=config.rotary_factor,\n",

@@ -30,6 +30,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "jina_embeddings_v3": {"types": 1},
     "nomic_bert": {"activation": "silu"},
     "gte": {"types": 1},
+    "gemma3_text": {
+        **{"encoder": "modern", "types": 0, "window": 5, "rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},
+        **{"eps": 1e-6, "dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu_tanh", "kv_heads": 2},
+        **{"head_dim": 12, "pooling": "mean"},
+    },
     "modernbert": {
         **{"encoder": "modern", "types": 0, "window": 5, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
         **{"eps": 1e-5, "dropout": 0.0, "attention_dropout": 0.0, "pooling": "mean"},
@@ -143,6 +148,7 @@ TASKS = {
                 ("answer", ["answers"]),
             )
         ),
+        pytest.param("embed", "gemma3_text", [], marks=pytest.mark.slow),
         pytest.param("answer", "jina_embeddings_v3", ["answers"], marks=pytest.mark.slow),
         pytest.param("tag", "nomic_bert", ["tags"], marks=pytest.mark.slow),
         pytest.param("classify", "gte", ["pooler", "classifier"], marks=pytest.mark.slow),
@@ -188,7 +194,7 @@ def _losses(seed: Path) -> list[float]:
     "family",
     [
         pytest.param(each, marks=pytest.mark.long(reason="of these packs are held to the library"))
-        if each in ("mpnet", "jina_embeddings_v3", "nomic_bert", "gte")
+        if each in ("mpnet", "jina_embeddings_v3", "nomic_bert", "gte", "gemma3_text")
         else each
         for each in FAMILIES
     ],

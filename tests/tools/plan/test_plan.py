@@ -525,6 +525,7 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         ("eurobert-210m", 310_266_624),
         ("eurobert-610m", 755_625_600),
         ("eurobert-2.1b", 2_403_092_736),
+        ("embeddinggemma-300m", 302_863_104),
         ("mpnet-base", 109_518_527),
         ("deberta-v2-xlarge", 887_085_156),
         ("deberta-v2-xxlarge", 1_567_041_636),

@@ -53,6 +53,8 @@ KEPT: list[tuple[Changes, Changes, torch.dtype | None]] = [
     ({"norm": "pre", "dropout": 0.1}, {"compile": True, "recompute": "attention"}, None),
     ({**FAMILIES["modernbert"], "dropout": 0.1}, {"compile": True}, None),
     ({**FAMILIES["gte"], "dropout": 0.1}, {}, None),
+    ({**FAMILIES["gemma"], "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
+    ({**FAMILIES["gemma"], "dropout": 0.1}, {"compile": True}, torch.bfloat16),
     ({**FAMILIES["nomic"], "dropout": 0.1}, {"compile": True}, torch.bfloat16),
     ({**FAMILIES["deberta-v2"], "dropout": 0.1, "attention_dropout": 0.1}, {}, None),
     (FAMILIES["deberta-v2"], {"recompute": "attention"}, torch.bfloat16),

@@ -33,6 +33,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "roberta": {"family": "roberta", "first_position": 2, "types": 1, "positions": 64},
     "mpnet": {"family": "mpnet", "first_position": 2, "types": 0, "positions": 64},
     "gte": {"family": "gte", "types": 1, "positions": 64, "rotary_factor": 1.5},
+    "gemma3_text": {
+        **{"family": "gemma3_text", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 2},
+        **{"rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0, "dropout": 0.0, "attention_dropout": 0.0},
+        **{"activation": "gelu_tanh", "head_dim": 12, "kv_heads": 2},
+    },
     "modernbert": {
         **{"family": "modernbert", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 3},
         **{"rotary_base": 160_000.0, "local_rotary_base": 10_000.0, "dropout": 0.0, "attention_dropout": 0.0},
@@ -42,6 +47,7 @@ NAMES = {
     "roberta": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
     "mpnet": {"mask": "<mask>"},
     "gte": {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"},
+    "gemma3_text": {"pad": "<pad>", "sep": "<eos>", "cls": "<bos>", "unk": "<unk>", "mask": "<mask>"},
     "modernbert": {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"},
 }
 
@@ -91,9 +97,10 @@ def write_model(folder: Path, vocab: int, family: str, **changes: Any) -> None:
 
 SLOW_MPNET = pytest.param("mpnet", marks=pytest.mark.slow)
 SLOW_GTE = pytest.param("gte", marks=pytest.mark.slow)
+SLOW_GEMMA = pytest.param("gemma3_text", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=["roberta", SLOW_MPNET, "modernbert"])
+@pytest.fixture(scope="module", params=["roberta", SLOW_MPNET, "modernbert", SLOW_GEMMA])
 def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """A model by chance, and samples of a text by its tokenizer."""
     root, family = tmp_path_factory.mktemp(request.param), request.param
@@ -173,7 +180,8 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
         long = ("--data.max-length", "65", "--data.capacity", "65", "--model.positions", "65")
         assert "has positions for sequences of 64 tokens, and data.max_length = 65" in refused(*long)
     else:
-        assert "has rotary_base = 160000.0, the recipe's None. Set model.rotary_base" in refused(
+        base = FAMILIES[family]["rotary_base"]
+        assert f"has rotary_base = {base}, the recipe's None. Set model.rotary_base" in refused(
             "--model.rotary-base", "None"
         )
     bare = tmp_path / "bare"

@@ -42,7 +42,7 @@ class PlainAttention(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim = config.head_size
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.out = nn.Linear(config.hidden, config.hidden)
 

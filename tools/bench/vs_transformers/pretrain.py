@@ -486,7 +486,7 @@ class LibraryCommand(Benchmark[Task]):
         facts = AttentionRequest(
             device=device.type,
             dtype=TYPES[precision],
-            head_dim=config.hidden // config.heads,
+            head_dim=config.head_size,
             capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
             dropout=config.attention_dropout > 0,
             relative=config.has_relative_positions,

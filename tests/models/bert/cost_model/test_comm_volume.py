@@ -159,6 +159,18 @@ def test_of_rms_norm_and_a_decoder_alone(shape: Shape, changes: dict[str, Any], 
     check(shape, toy_config(67, **eurobert, next_sentence=not options, **changes), options=options)
 
 
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        pytest.param((2, 2, 2, 1), {}, id="2x2x2"),
+        pytest.param((1, 4, 2, 1), {"recompute": "layer"}, id="1x4x2-layer", marks=pytest.mark.slow),
+        pytest.param((1, 2, 1, 2), {"keep_budget": 60_000}, id="1x2x1-data2-budget", marks=pytest.mark.slow),
+    ],
+)
+def test_of_norms_of_heads_and_outputs(shape: Shape, options: dict[str, Any]) -> None:
+    check(shape, toy_config(67, **FAMILIES["gemma"]), options=options)
+
+
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1)))
 def test_of_masked_tokens_alone(shape: Shape) -> None:
     check(shape, toy_config(67, next_sentence=False, tied=False))

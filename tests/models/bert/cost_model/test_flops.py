@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "a decoder alone, fewer heads of keys": {
         **{"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False, "kv_heads": 2}
     },
+    "heads of another width": FAMILIES["gemma"] | dict.fromkeys(("window", "global_every", "local_rotary_base")),
     "a gate behind norms": FAMILIES["nomic"],
     "masked-LM alone": {"next_sentence": False, "tied": False},
     "narrow embeddings": {"family": "electra", "embedding": 24},

@@ -58,11 +58,12 @@ def _state(shape: Shape, changes: Changes) -> dict[str, Any]:
         ((1, 2, 2, 1), FAMILIES["nomic"]),
         ((1, 2, 2, 1), FAMILIES["gte"]),
         ((1, 1, 1, 1), FAMILIES["jina"]),
+        ((1, 2, 2, 1), FAMILIES["gemma"]),
     ],
     ids=[
         *("1x1x1", "2x2x2", "1x4x1", "2x1x1-data2", "1x2x2-modern", "1x2x2-untied-masked-lm"),
         *("1x2x2-modernbert", "1x2x2-eurobert", "1x2x2-electra", "roberta", "distilbert", "1x2x2-deberta"),
-        *("1x2x2-nomic", "1x2x2-gte", "jina"),
+        *("1x2x2-nomic", "1x2x2-gte", "jina", "1x2x2-gemma"),
     ],
 )
 def test_parameters_and_moments_to_the_element(shape: Shape, changes: Changes) -> None:

@@ -38,11 +38,12 @@ ALIKE = ("RobertaPreLayerNorm", "Data2VecText", "MegatronBert", "Ernie")
 """BERT's and RoBERTa's nearest relatives."""
 EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
+GEMMA = "Gemma3"
 DEBERTA = "DebertaV2"
 MPNET = "MPNet"
 ROTARY = ("JinaEmbeddingsV3", "NomicBert", "Gte")
 """BERT's layers with rotary positions, which older versions of the library do not have."""
-LEAST = {"ModernBert": 2 + 6, EUROBERT: 2 + 6, "NomicBert": 4 + 11, "Gte": 3 + 16}
+LEAST = {"ModernBert": 2 + 6, EUROBERT: 2 + 6, GEMMA: 2 + 13, "NomicBert": 4 + 11, "Gte": 3 + 16}
 """Tensors of the embeddings and of a layer, of those that have fewer than BERT."""
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
@@ -64,6 +65,12 @@ LENGTHS = (24, 1, 4, 13, 2, 21, 9, 24, 3, 7, 17, 5)
 LABELS = 3
 
 
+def library_class(family: str, kind: str) -> str:
+    """What the library calls it."""
+    ending = {"ForMaskedLM": "ForCausalLM", "Model": "TextModel"}[kind] if family == GEMMA else kind
+    return f"{family}{ending}"
+
+
 def heads_of(family: str, kind: str) -> tuple[str, ...]:
     """Those of a class of the library."""
     if family != "ModernBert" or kind in ("ForMaskedLM", "Model"):
@@ -75,7 +82,7 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
     random = np.random.default_rng(
-        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY, *ALIKE).index(family)]
+        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY, *ALIKE, GEMMA).index(family)]
     )
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
@@ -115,6 +122,20 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             "classifier_pooling": ("late", "bos", "mean")[number % 3],
             "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
             **dict.fromkeys(("bos_token_id", "eos_token_id", "mask_token_id"), 3),
+        }
+    if family == GEMMA:
+        groups, width = (2, 3, 1)[number % 3], 2 * int(random.integers(2, 6))
+        return settings | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": groups * settings["hidden_size"],
+            "num_hidden_layers": int(random.integers(1, 5)),
+            "num_attention_heads": groups * heads,
+            "num_key_value_heads": heads,
+            **dict.fromkeys(("head_dim", "query_pre_attn_scalar"), width),
+            "sliding_window": int(random.integers(2, 20)),
+            "sliding_window_pattern": int(random.integers(1, 4)),
+            "use_bidirectional_attention": True,
+            **dict.fromkeys(("bos_token_id", "eos_token_id"), 3),
         }
     if family == DEBERTA:
         if kind in ("ForSequenceClassification", "Model"):
@@ -237,7 +258,7 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
     cube, errors = Cube(*shape) if ranks_of(shape) > 1 else Cube.single(), {}
     cube.manual_seed(0)
     for number, (family, kind) in enumerate(cases):
-        name = f"{family}{kind}"
+        name = library_class(family, kind)
         wanted, theirs = torch.load(folder / name / "wanted")
         with default_type(dtype):  # made in this type: converting a DTensor takes half a minute a model
             ours = OURS[kind].from_pretrained(folder / name, cube).eval()

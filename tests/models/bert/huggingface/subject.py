@@ -35,6 +35,11 @@ _OWN_NAMES = {
         "hidden_act": "hidden_activation",
         "layer_norm_eps": "norm_eps",
     },
+    "gemma3_text": {
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_act": "hidden_activation",
+        "layer_norm_eps": "rms_norm_eps",
+    },
 }
 
 
@@ -113,7 +118,9 @@ def put(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def saved(folder: Path, kind: str = "BertForPreTraining", **changes: Any) -> Any:
     """The model, and a folder of it."""
     model = original(kind, **changes)
-    write(folder, tensors_of(model), settings_of(model))
+    # Older versions of the library write half of what EmbeddingGemma's window was, which they would halve again.
+    again = {name: changes[name] for name in ("sliding_window",) if name in changes}
+    write(folder, tensors_of(model), settings_of(model) | again)
     return model
 
 

@@ -20,6 +20,7 @@ from tests.models.bert.huggingface.families import (
     DEBERTA,
     EUROBERT,
     FAMILIES,
+    GEMMA,
     LENGTHS,
     MPNET,
     OURS,
@@ -28,6 +29,7 @@ from tests.models.bert.huggingface.families import (
     drawn,
     heads_of,
     labels_for,
+    library_class,
     parity,
     texts_for,
 )
@@ -54,6 +56,12 @@ def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 
 def normed(norm: Any, h: Tensor) -> Tensor:
     """EuroBERT's RMSNorm without the library's rounding of hidden states to fp32."""
     result: Tensor = norm.weight * h * (h.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    return result
+
+
+def normed_around_one(norm: Any, h: Tensor) -> Tensor:
+    """The same of Gemma's."""
+    result: Tensor = (1 + norm.weight) * h * (h.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     return result
 
 
@@ -131,6 +139,8 @@ EUROPEAN = [
     (EUROBERT, kind) for kind in ("ForSequenceClassification", "ForTokenClassification", "Model", "ForMaskedLM")
 ]
 """The place of the first says what its classifier looks at."""
+AROUND_ONE = [(GEMMA, kind) for kind in ("ForMaskedLM", "Model")]
+"""In the other order the decoder has a weight of its own."""
 DISENTANGLED = [(DEBERTA, kind) for kind in OURS]
 TURNED = [
     (family, kind)
@@ -184,6 +194,10 @@ OTHERS = [
         pytest.param((1, 2, 2, 1), torch.float64, TURNED[1:4], marks=WITH_TURNED),
         pytest.param((2, 2, 2, 1), torch.float64, TURNED[:4], marks=(WITH_TURNED, pytest.mark.slow)),
         pytest.param((1, 1, 1, 1), torch.float32, TURNED[:3], marks=(WITH_TURNED, pytest.mark.slow)),
+        ((1, 1, 1, 1), torch.float64, AROUND_ONE[::-1]),
+        ((1, 2, 2, 1), torch.float64, AROUND_ONE),
+        pytest.param((2, 2, 2, 1), torch.float64, AROUND_ONE, marks=pytest.mark.slow),
+        pytest.param((1, 2, 1, 2), torch.float32, AROUND_ONE[::-1], marks=pytest.mark.slow),
         ((1, 1, 1, 1), torch.float64, DISENTANGLED),
         ((1, 2, 2, 1), torch.float64, DISENTANGLED[:2]),
         pytest.param((2, 2, 2, 1), torch.float64, DISENTANGLED, marks=pytest.mark.slow),
@@ -221,10 +235,11 @@ def test_models_by_chance_compute_what_the_librarys_do(
     monkeypatch.setattr("transformers.models.modernbert.modeling_modernbert.apply_rotary_pos_emb", turned)
     if HAS_EUROBERT:
         monkeypatch.setattr("transformers.models.eurobert.modeling_eurobert.EuroBertRMSNorm.forward", normed)
+    monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3RMSNorm.forward", normed_around_one)
     monkeypatch.setattr("transformers.models.deberta_v2.modeling_deberta_v2.scaled_size_sqrt", root)
     theirs: dict[str, float] = {}
     for number, (family, kind) in enumerate(cases):
-        settings, folder = drawn(family, kind, shape, number), tmp_path / f"{family}{kind}"
+        settings, folder = drawn(family, kind, shape, number), tmp_path / library_class(family, kind)
         twin = saved(folder, folder.name, **settings)
         wanted = library_results(twin.to(torch.float64), kind, settings)
         torch.save(wanted, folder / "wanted")
@@ -248,6 +263,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
         *(pytest.param(each, marks=pytest.mark.slow if each != "MegatronBert" else ()) for each in ALIKE),
         MPNET,
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
+        GEMMA,
         DEBERTA,
         *sorted({family for family, _ in TURNED}),
     ],
@@ -255,11 +271,13 @@ def test_models_by_chance_compute_what_the_librarys_do(
 @pytest.mark.filterwarnings("ignore:.*not in the folder, so as initialised")
 def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
     """Names, bits and settings; the library finds no tensor missing and none too much."""
-    some = (*EUROPEAN, *TURNED) if family in (EUROBERT, *ROTARY) else [(family, kind) for kind in OURS]
+    some = (
+        (*EUROPEAN, *TURNED, *AROUND_ONE) if family in (EUROBERT, GEMMA, *ROTARY) else [(family, kind) for kind in OURS]
+    )
     kinds = {kind: ours for kind, ours in OURS.items() if (family, kind) in some}
     for kind, ours in kinds.items():
         folder, back, shape = tmp_path / kind, tmp_path / f"{kind}-back", (1, 1, 1, 1)
-        twin = saved(folder, f"{family}{kind}", **drawn(family, kind, shape, 0))
+        twin = saved(folder, library_class(family, kind), **drawn(family, kind, shape, 0))
         cube = Cube.single()
         cube.manual_seed(0)
         weights, model = open_weights(folder), ours.from_pretrained(folder, cube)
@@ -267,7 +285,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         heads = None if kind == "Model" else heads_of(family, kind)
         told = {"settings": weights.settings, "labels": weights.labels, "problem": weights.problem}
         written = export_huggingface(model, cube, back, heads=heads, **told)
-        assert written.architecture == f"{family}{kind}"
+        assert written.architecture == library_class(family, kind)
         found = {name: value for name, value in tensors_of(twin).items() if kind != "Model" or "pooler" not in name}
         assert same(load_file(back / "model.safetensors"), found)
         before, after = (json.loads((each / "config.json").read_text()) for each in (folder, back))
@@ -277,7 +295,9 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
             before["rope_parameters"] = {each: said for each, said in found_of if isinstance(said, dict)}
         labels = {"id2label", "label2id"} if weights.labels else set()
         assert after.items() >= {k: v for k, v in before.items() if k not in labels}.items(), "all that was said"
-        again, wrong = getattr(transformers, f"{family}{kind}").from_pretrained(back, output_loading_info=True)
+        again, wrong = getattr(transformers, library_class(family, kind)).from_pretrained(
+            back, output_loading_info=True
+        )
         pooler = {name for name in wrong["missing_keys"] if kind == "Model" and name.startswith("pooler.")}
         assert wrong.pop("missing_keys") == pooler
         assert not any(wrong.values()), wrong
@@ -291,6 +311,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         "Roberta",
         "ModernBert",
         DEBERTA,
+        GEMMA,
         MPNET,
         *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5]),
         *(pytest.param(each, marks=pytest.mark.slow) for each in sorted({family for family, _ in TURNED})),
@@ -300,7 +321,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
 def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> None:
     """Of two biases both are written, as the one that counts."""
     folder, back, cube = tmp_path / "theirs", tmp_path / "ours", Cube.single()
-    twin = saved(folder, f"{family}ForMaskedLM", **drawn(family, "ForMaskedLM", (1, 1, 1, 1), 1))
+    twin = saved(folder, library_class(family, "ForMaskedLM"), **drawn(family, "ForMaskedLM", (1, 1, 1, 1), 1))
     cube.manual_seed(0)
     weights = open_weights(folder)
     model = OURS["ForMaskedLM"].from_pretrained(folder, cube)
@@ -311,6 +332,8 @@ def test_a_decoder_of_its_own_there_and_back(tmp_path: Path, family: str) -> Non
     wanted |= {name.replace("decoder.", ""): wanted[name] for name in both}
     assert same(load_file(back / "model.safetensors"), wanted)
     assert json.loads((back / "config.json").read_text())["tie_word_embeddings"] is False
-    again, wrong = getattr(transformers, f"{family}ForMaskedLM").from_pretrained(back, output_loading_info=True)
+    again, wrong = getattr(transformers, library_class(family, "ForMaskedLM")).from_pretrained(
+        back, output_loading_info=True
+    )
     assert not any(wrong.values()), wrong
     assert same({name: again.state_dict()[name] for name in wanted}, wanted)

@@ -166,7 +166,7 @@ def test_bits_on_cubes(tmp_path: Path, shape: Shape) -> None:
 
 def test_a_modern_encoder_that_is_no_modernbert_is_not_exported(tmp_path: Path) -> None:
     config = BertConfig(layers=1, hidden=32, heads=4, vocab=67, encoder="modern")
-    with pytest.raises(ValueError, match=r'"modernbert", "eurobert" can be exported'):
+    with pytest.raises(ValueError, match=r'"modernbert", "eurobert", "gemma3_text" can be exported'):
         export_huggingface(OURS["Model"](config, Cube.single()), Cube.single(), tmp_path / "out")
 
 
