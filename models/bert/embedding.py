@@ -109,8 +109,8 @@ class BertForSentenceEmbedding(Pretrained):
 
     Args:
         pooling: as of `pooled_vectors`.
-        dense: layers behind it, one after another. Those of a checkpoint are filled by `with_dense`
-            (models/bert/huggingface/dense.py).
+        dense: layers behind it, one after another. `from_pretrained` fills them from a checkpoint of ours; those beside
+            a Hugging Face folder `with_dense` reads (models/bert/huggingface/dense.py).
         backend, recompute, reshard_after_forward: as in `BertModel`.
     """
 

@@ -25,9 +25,10 @@ from models.bert.huggingface import (
     open_weights,
     write_model_json,
 )
-from models.bert.huggingface.dense import DENSE, write_dense
+from models.bert.huggingface.dense import write_dense
 from models.bert.huggingface.param_names import BUFFERS, HEADS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
+from models.bert.huggingface.weights import DENSE
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.data.masking import SpecialTokens
@@ -90,10 +91,10 @@ class EncoderWithHeads(nn.Module):
     """Modules under the names that they have in the models of `models.bert`; weights are unfilled.
 
     Args:
-        heads: of `HEADS`, or "dense".
+        heads: of `HEADS`.
         outputs: of the classifier, of texts or of tokens.
         dropout: of what the head of fine-tuning reads. Default: as of hidden states.
-        dense: layers behind pooling, where they are among the heads.
+        dense: layers behind pooling.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class EncoderWithHeads(nn.Module):
                 self.tags = SmallHead3D(config.hidden, outputs, cube, face, std=config.std)
             if "replaced_tokens" in heads:
                 self.replaced_tokens = ReplacedTokenHead(config, cube)
-            if DENSE in heads:
+            if dense:
                 self.dense = dense_layers(dense, config, cube)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from models.bert import BertConfig
 from models.bert.embedding import BertForSentenceEmbedding, VectorLoss
 from models.bert.huggingface import WeightSource
+from models.bert.huggingface.weights import DENSE
 from models.bert.tasks import sentence_vectors
 from models.bert.text_batches import TextBatch, distinct_texts
 from tensor3d import Cube
@@ -131,7 +132,7 @@ class EmbedTask(ABC):
         if self._begun is None:
             return source
         found = self._begun.with_dense(source)
-        return found if self._data.dense is None else found.only(source.heads)
+        return found if self._data.dense is None else found.only([head for head in found.heads if head != DENSE])
 
     @property
     def parts(self) -> Sequence[str]:

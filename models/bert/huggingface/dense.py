@@ -8,7 +8,6 @@ a checkpoint of this project has them with the other parameters.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,19 +20,17 @@ from models.bert.huggingface.from_pretrained import CheckpointWeights
 from models.bert.huggingface.model_json import replacing
 from models.bert.huggingface.param_names import part_of
 from models.bert.huggingface.reader import FLOATS, FileTensor, file_tensors, reading
-from models.bert.huggingface.weights import WeightSource
+from models.bert.huggingface.weights import DENSE, WeightSource
 from tensor3d import Cube
 from tensor3d.distributed.object_collectives import run_on_all_ranks
 from tensor3d.sharding.param_layout import local
 
-DENSE = "dense"
-"""What they are called in a model, and among the heads of its weights."""
 _THEIRS = "linear."
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_dense(weights: WeightSource, dense: Sequence[DenseConfig], folders: Sequence[Path]) -> WeightSource:
-    """The same weights, and those of these dense layers as their head "dense".
+    """The same weights, with those of these dense layers as their head "dense".
 
     Args:
         folders: where those of each layer lie, of a Hugging Face folder. Those of a checkpoint lie in it.
@@ -54,9 +51,7 @@ def with_dense(weights: WeightSource, dense: Sequence[DenseConfig], folders: Seq
                 f"{weights.checkpoint} {told} {name}, and the modules.json of {weights.folder} asks for {needed}. They "
                 "are of different models: get both from the same folder."
             )
-    fitting = copy.copy(weights)
-    fitting.heads = (*weights.heads, DENSE)
-    return fitting
+    return weights
 
 
 def write_dense(folder: Path, layer: VectorDense, types: Mapping[str, str]) -> None:

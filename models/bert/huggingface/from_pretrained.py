@@ -25,7 +25,7 @@ from models.bert.huggingface.param_names import (
     part_of,
 )
 from models.bert.huggingface.reader import GENERATOR_FILES, HFWeights
-from models.bert.huggingface.weights import WeightSource
+from models.bert.huggingface.weights import DENSE, WeightSource
 from models.folder_kinds import CHECKPOINTS, instead, is_gpt_run, run_of
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
@@ -91,6 +91,8 @@ class CheckpointWeights(WeightSource):
         present = {part_of(name) for name in self.shapes}
         if lost := [head for head in self.heads if head not in present]:
             raise ValueError(f"{found} has no {lost[0]}, which the model.json of {folder} says it has.")
+        if DENSE in present:
+            self.heads = (*self.heads, DENSE)
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         checkpoint.load(self.checkpoint, model, None, cube, only=used)

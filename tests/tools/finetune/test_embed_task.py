@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.bert.embedding import VectorLoss
+from models.bert.embedding import BertForSentenceEmbedding, DenseConfig, VectorLoss
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
@@ -379,6 +380,12 @@ def test_dense_layers_are_learnt_kept_and_gone_on_with(dense: OfDense, capsys: p
     assert wanted.shape[1] == 40
     assert set(json.loads((first / "result.json").read_text())["metrics"]) >= {"spearman", "spearman_32"}
     np.testing.assert_allclose(vectors_of(exported), wanted, atol=1e-6)
+    layers = [DenseConfig(outputs=outputs, activation="silu") for outputs in (48, 40)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is as initialised
+        model = BertForSentenceEmbedding.from_pretrained(first, Cube.single(), pooling="last", dense=layers)
+    laid = collate_texts([*load(first, "embed").task.reader.texts([rows(12)[0]["positive"]])], Cube.single())
+    np.testing.assert_allclose(F.normalize(model.eval()(laid)).detach().numpy()[0], wanted[0], atol=1e-6)
     capsys.readouterr()
     np.testing.assert_allclose(vectors_of(dense.run("next", exported)), wanted, atol=1e-4)
     said = capsys.readouterr().err
