@@ -6,33 +6,111 @@ positives of all, then all negatives)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.bert.config import BertConfig
 from models.bert.huggingface.from_pretrained import Pretrained
 from models.bert.model import BertModel
 from models.bert.text_batches import TextBatch
-from tensor3d import Cube, all_reduce_replicated, local_rows, select
+from tensor3d import Cube, Layout, all_reduce_replicated, constant, local_param, local_rows, normal, select
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import PackedBatch
 from tensor3d.layers.attention import Recompute
+from tensor3d.ops.as_type import as_type, without_autocast
 from tensor3d.sharding.activation_layout import Face, gather_over
 from tensor3d.sharding.redistribute import sum_rows
 
-Pooling = Literal["cls", "mean", "max", "mean_sqrt_len"]
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len", "last", "weightedmean"]
+
+# --- Dense layers behind pooling --------------------------------------------------------------------------------------
+#
+# K columns of a vector, D those of the next one
+
+Activation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "identity": lambda vectors: vectors,
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+_COPIES = Layout(sum_over=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """A dense layer behind pooling, as sentence-transformers' `Dense`.
+
+    Raises:
+        ValueError: fewer than one output, or an unknown activation.
+    """
+
+    outputs: int
+    """D."""
+    bias: bool = True
+    activation: Activation = "tanh"
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1:
+            raise ValueError(f"outputs of a dense layer must be at least 1. Got {self.outputs}.")
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}. Got {self.activation!r}.")
+
+
+class VectorDense(nn.Module):
+    """`activation(v @ weight.T + bias)` of vectors (N, K) that every rank has whole, as `pooled_vectors` gives them.
+
+    Texts are few beside tokens. So every rank has the whole weight (D, K), 4 * D * K bytes, and computes the same of
+    all vectors, in fp32 at least: no size needs to divide, nothing is sent, and each copy's gradient is that of the one
+    weight, which is summed over no ranks.
+    """
+
+    def __init__(self, inputs: int, config: DenseConfig, cube: Cube, *, std: float = 0.02) -> None:
+        super().__init__()
+        self.config, self.cube = config, cube
+        self.weight = normal((config.outputs, inputs), _COPIES, cube, std)
+        self.bias = constant((config.outputs,), _COPIES, cube, 0.0) if config.bias else None
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(N, K) to (N, D), the same on every rank."""
+        weight, bias = (
+            None if parameter is None else as_type(local_param(parameter, _COPIES, self.cube), vectors.dtype)
+            for parameter in (self.weight, self.bias)
+        )
+        assert weight is not None
+        with without_autocast(vectors.device):
+            return _ACTIVATIONS[self.config.activation](F.linear(vectors, weight, bias))
+
+    def extra_repr(self) -> str:
+        outputs, inputs = self.weight.shape
+        return f"{inputs} -> {outputs}, {self.config.activation}, whole on every rank"
+
+
+def dense_layers(dense: Sequence[DenseConfig], config: BertConfig, cube: Cube) -> nn.Sequential:
+    """One behind another, the first one of vectors of the hidden size."""
+    widths = [config.hidden, *(layer.outputs for layer in dense)]
+    layers = [VectorDense(width, layer, cube, std=config.std) for width, layer in zip(widths, dense, strict=False)]
+    return nn.Sequential(*layers)
+
+
+# --- Vectors ----------------------------------------------------------------------------------------------------------
 
 
 class BertForSentenceEmbedding(Pretrained):
-    """The encoder, and one vector for each text from its last hidden states. No head: it has the encoder's weights.
+    """The encoder, and one vector for each text from its last hidden states, maybe with dense layers behind it. Without
+    these it has the encoder's weights alone.
 
     Args:
         pooling: as of `pooled_vectors`.
+        dense: layers behind it, one after another. `from_pretrained` fills them from a checkpoint of ours; those beside
+            a Hugging Face folder `with_dense` reads (models/bert/huggingface/dense.py).
         backend, recompute, reshard_after_forward: as in `BertModel`.
     """
 
@@ -42,6 +120,7 @@ class BertForSentenceEmbedding(Pretrained):
         cube: Cube,
         *,
         pooling: Pooling = "mean",
+        dense: Sequence[DenseConfig] = (),
         backend: Backend = "auto",
         recompute: Recompute = "none",
         reshard_after_forward: bool = True,
@@ -51,10 +130,14 @@ class BertForSentenceEmbedding(Pretrained):
         self.bert = BertModel(
             config, cube, backend=backend, recompute=recompute, reshard_after_forward=reshard_after_forward
         )
+        self.dense = dense_layers(dense, config, cube)
+        self.width = dense[-1].outputs if dense else config.hidden
+        """D: columns of a vector."""
 
     def forward(self, laid: TextBatch) -> Tensor:
-        """(N, H), as `pooled_vectors`."""
-        return pooled_vectors(self.bert, laid, self.pooling)
+        """(N, D), as `pooled_vectors`, (N, H), without dense layers."""
+        vectors: Tensor = self.dense(pooled_vectors(self.bert, laid, self.pooling))
+        return vectors
 
 
 def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tensor:
@@ -63,21 +146,27 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
     Differentiable, as copies are: every rank computes the same from them, such as a loss over all pairs of texts, and
     its backward pass takes its own texts' part of the gradient.
 
-    Elements received: of sums over y `2(y-1)/y * C*H/z` (of the largest `(y-1) * C*H/z`, of [CLS] `(y-1)/y * C*H/z`
-    twice), of columns `(z-1)/z * C*H`, of rows the other planes' `C*H`; backward of [CLS] alone `(y-1)/y * C*H/z`.
+    Elements received: of sums over y `2(y-1)/y * C*H/z` (of the largest `(y-1) * C*H/z`, of one token's `(y-1)/y *
+    C*H/z` twice), of columns `(z-1)/z * C*H`, of rows the other planes' `C*H`; backward of one token's alone `(y-1)/y *
+    C*H/z`.
 
     Args:
-        pooling: of all tokens, special ones included: "cls": that of [CLS]; "mean"; "max" of each column;
-            "mean_sqrt_len": the sum over the square root of the number of tokens.
+        pooling: of all tokens, special ones included: "cls": that of [CLS]; "last": that of the last one; "mean";
+            "max" of each column; "mean_sqrt_len": the sum over the square root of the number of tokens; "weightedmean":
+            the mean with the weights 1, 2, 3, ... from the first token on.
     """
     cube, batch = model.cube, laid.batch
     y, z, planes = cube.axis("y"), cube.axis("z"), cube.over("data", "x")
     h = model(batch)  # (M/xy, H/z) on face z
     slots, dtype = batch.first.shape[0], torch.promote_types(h.dtype, torch.float32)
-    if pooling == "cls":
-        own = gather_over(select(h, batch.first, cube), y).to(dtype)  # (C, H/z), copies over y
+    lengths = torch.from_numpy(laid.lengths)
+    if pooling in ("cls", "last"):
+        rows = batch.first if pooling == "cls" else batch.first + laid.spread(lengths, 1) - 1  # unused ones are -1
+        own = gather_over(select(h, rows, cube), y).to(dtype)  # (C, H/z), copies over y
     else:
         h, owner = h.to(dtype), local_rows(laid.owner, cube, "z")
+        if pooling == "weightedmean":
+            h = h * local_rows(batch.positions + 1, cube, "z").unsqueeze(1)
         rest = h.new_zeros(slots + 1, h.shape[1])  # the last slot: unused rows
         if pooling == "max":
             largest = (rest - torch.inf).scatter_reduce(0, owner.unsqueeze(1).expand_as(h), h, "amax")
@@ -86,10 +175,11 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
             own = all_reduce_replicated(rest.index_add(0, owner, h)[:slots], y)
     whole = gather_over(own.t(), z).t()  # (C, H), the same on the plane
     vectors = laid.in_order(gather_over(whole, planes))
-    if pooling in ("cls", "max"):
+    if pooling in ("cls", "last", "max"):
         return vectors
-    lengths = torch.from_numpy(laid.lengths).to(vectors.device, dtype).unsqueeze(1)
-    return vectors / (lengths.sqrt() if pooling == "mean_sqrt_len" else lengths)
+    lengths = lengths.to(vectors.device, dtype).unsqueeze(1)
+    of_sums = {"mean": lengths, "mean_sqrt_len": lengths.sqrt(), "weightedmean": lengths * (lengths + 1) / 2}
+    return vectors / of_sums[pooling]
 
 
 def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube, face: Face = "z") -> Tensor:
@@ -132,7 +222,7 @@ class VectorLoss:
     symmetric: bool = False
     """Whether a positive is to find its anchor among all anchors, too: the mean of both losses."""
     sizes: tuple[int, ...] = ()
-    """Columns, each fewer than the hidden size."""
+    """Columns, each fewer than a vector has."""
 
     def in_batch(self, anchors: Tensor, candidates: Tensor, allowed: Tensor) -> Tensor:
         """Cross-entropy of each anchor's own positive among all candidates, by cosine (InfoNCE, van den Oord et al.

@@ -315,11 +315,15 @@ def _of_places(laid: TextBatch, first: Tensor, second: Tensor) -> tuple[Tensor, 
     return laid.of_masked(all_gather(first, z).wait()), laid.of_masked(all_gather(second, z).wait())
 
 
-def sentence_vectors(model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean") -> Tensor:
-    """(N, H): one vector of each text, of the last hidden states of all its tokens, as `pooled_vectors`."""
+def sentence_vectors(
+    model: BertModel, texts: Sequence[EncodedText], pooling: Pooling = "mean", dense: nn.Module | None = None
+) -> Tensor:
+    """(N, H): one vector of each text, of the last hidden states of all its tokens, as `pooled_vectors`; (N, D) of what
+    `dense` makes of these."""
     laid = collate_texts(texts, model.cube)
     with _looking(model):
-        return pooled_vectors(model, laid, pooling).cpu()
+        vectors = pooled_vectors(model, laid, pooling)
+        return (vectors if dense is None else dense(vectors)).cpu()
 
 
 @contextmanager

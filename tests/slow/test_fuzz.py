@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tensor3d import checkpoint
 from tensor3d.checkpoint.format import checksum
@@ -189,9 +189,12 @@ def of_models(folder: Path) -> dict[str, Target]:
     write_tokenizer(ours, there, max_length=24)
     modules = ({"idx": n, "path": path, "type": f"sentence_transformers.models.{kind}"} for n, path, kind in MODULES)
     (there / "1_Pooling").mkdir()
+    (there / "2_Dense").mkdir()
+    save_file({"linear.weight": torch.ones(4, 8), "linear.bias": torch.ones(4)}, there / "2_Dense/model.safetensors")
     written = {
         "modules.json": list(modules),
         "1_Pooling/config.json": {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True},
+        "2_Dense/config.json": {"in_features": 8, "out_features": 4, "bias": True, "activation_function": TANH},
         "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
         "config_sentence_transformers.json": {"prompts": {"query": "the "}, "default_prompt_name": "query"},
     }
@@ -204,6 +207,8 @@ def of_models(folder: Path) -> dict[str, Target]:
     targets["library weights"] = Target(path=weights, read=lambda: load(there, "classify").predict([pair]))
     for name in written:
         targets[name] = Target(path=there / name, read=lambda: load(there, "embed").predict(["the fox"]))
+    dense = there / "2_Dense/model.safetensors"
+    targets["dense weights"] = Target(path=dense, read=targets["modules.json"].read)
     targets["sentence config.json"] = Target(path=there / "config.json", read=targets["modules.json"].read)
     pickled = folder / "pickled"
     shutil.copytree(there, pickled)
@@ -225,7 +230,10 @@ def of_models(folder: Path) -> dict[str, Target]:
     return targets
 
 
-MODULES = ((0, "", "Transformer"), (1, "1_Pooling", "Pooling"), (2, "2_Normalize", "Normalize"))
+MODULES = tuple(
+    (n, f"{n}_{kind}" if n else "", kind) for n, kind in enumerate(("Transformer", "Pooling", "Dense", "Normalize"))
+)
+TANH = "torch.nn.modules.activation.Tanh"
 
 
 def of_corpus(folder: Path) -> dict[str, Target]:
@@ -329,12 +337,13 @@ DAMAGE: dict[str, Callable[[Random, bytes], bytes]] = {
     ),
     **dict.fromkeys((f"library {name}.json" for name in ("config", "tokenizer_config", "tokenizer")), of_json),
     **dict.fromkeys(("library special_tokens_map.json", "modules.json", "1_Pooling/config.json"), of_json),
+    "2_Dense/config.json": of_json,
     **dict.fromkeys(("sentence_bert_config.json", "config_sentence_transformers.json"), of_json),
     **dict.fromkeys(("sentence config.json", "tags model.json", "labels model.json", "several labels.jsonl"), of_json),
     **dict.fromkeys(("histogram", "questions", "references", "predictions"), of_json),
     **dict.fromkeys((f"{name} step.json" for name in ("documents", "tokenizer", "ids", "samples")), of_json),
     **dict.fromkeys((f"training {name}.json" for name in ("step", "plan", "histogram")), of_json),
-    **dict.fromkeys(("rank-00000.safetensors", "library weights"), of_safetensors),
+    **dict.fromkeys(("rank-00000.safetensors", "library weights", "dense weights"), of_safetensors),
     **dict.fromkeys(("tags", "spans", "dataset state", "dataset info"), of_json),
     **dict.fromkeys(("index", "tag columns", "tag rows", "parquet", "dataset data"), damaged),
     **dict.fromkeys(("pickled weights", "labels of pairs", "several labels.csv"), damaged),
@@ -371,7 +380,7 @@ def refusals(target: Target, contents: Sequence[bytes]) -> list[str]:
     finally:
         target.path.write_bytes(sound)
         target.forge()
-    folder = str(target.path.parents[0] if target.path.parent.name != "1_Pooling" else target.path.parents[1])
+    folder = str(target.path.parents[target.path.parent.name in ("1_Pooling", "2_Dense")])
     assert [text for text in said if folder not in text] == [], "each names the file, or its folder"
     return said
 

@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
 
@@ -38,6 +38,12 @@ def parse_options(kind: Any, words: Sequence[str], prog: str, **how: Any) -> Any
     except log.StdoutError as problem:
         log.start_logging()
         raise SystemExit(log.lost_stdout(problem, name)) from None
+    except SystemExit as end:
+        if end.code and (named := _named_values(kind, words)):
+            log.start_logging()
+            with suppress(OSError):
+                _log.error("%s: there is no option %s: write its value alone, without a name", name, named[0])
+        raise
     try:
         check_home(options)
     except ValueError as problem:
@@ -46,6 +52,16 @@ def parse_options(kind: Any, words: Sequence[str], prog: str, **how: Any) -> Any
             _log.error("%s: %s", name, problem)
         raise SystemExit(2) from None
     return options
+
+
+def _named_values(kind: Any, words: Sequence[str]) -> list[str]:
+    """Those of the words that are names of values which are given without one, as `--input` in front of a file."""
+    if not dataclasses.is_dataclass(kind):
+        return []
+    hints = get_type_hints(kind, include_extras=True)
+    alone = {name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())}
+    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return [word for word in typed if word[2:].replace("-", "_") in alone]
 
 
 def check_home(options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import nn
 
 from models.bert.config import BertConfig
 from models.bert.electra import ReplacedTokenHead
+from models.bert.embedding import DenseConfig, VectorDense, dense_layers
 from models.bert.huggingface import (
     LoadReport,
     WeightSource,
@@ -24,8 +25,10 @@ from models.bert.huggingface import (
     open_weights,
     write_model_json,
 )
-from models.bert.huggingface.param_names import BUFFERS, LABELLED
+from models.bert.huggingface.dense import write_dense
+from models.bert.huggingface.param_names import BUFFERS, HEADS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
+from models.bert.huggingface.weights import DENSE
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.data.masking import SpecialTokens
@@ -91,10 +94,18 @@ class EncoderWithHeads(nn.Module):
         heads: of `HEADS`.
         outputs: of the classifier, of texts or of tokens.
         dropout: of what the head of fine-tuning reads. Default: as of hidden states.
+        dense: layers behind pooling.
     """
 
     def __init__(
-        self, config: BertConfig, heads: Collection[str], outputs: int, cube: Cube, *, dropout: float | None = None
+        self,
+        config: BertConfig,
+        heads: Collection[str],
+        outputs: int,
+        cube: Cube,
+        *,
+        dropout: float | None = None,
+        dense: Sequence[DenseConfig] = (),
     ) -> None:
         super().__init__()
         self.config, self.cube = config, cube
@@ -119,10 +130,12 @@ class EncoderWithHeads(nn.Module):
                 self.tags = SmallHead3D(config.hidden, outputs, cube, face, std=config.std)
             if "replaced_tokens" in heads:
                 self.replaced_tokens = ReplacedTokenHead(config, cube)
+            if dense:
+                self.dense = dense_layers(dense, config, cube)
 
 
 def parts_of(
-    weights: WeightSource, cube: Cube, heads: Collection[str] | None = None
+    weights: WeightSource, cube: Cube, heads: Collection[str] | None = None, dense: Sequence[DenseConfig] = ()
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """What a folder has, in fp32, on a cube: all, or the encoder with these heads. Every rank calls it; errors are
     those of `WeightSource.fill`."""
@@ -130,7 +143,7 @@ def parts_of(
     head = next((each for each in (*LABELLED, "answers") if each in heads), None)
     cube.manual_seed(0)  # which dropout asks for, though nothing is drawn
     dropout = None if head is None else weights.head_dropout(head)
-    model = EncoderWithHeads(weights.config, heads, outputs, cube, dropout=dropout)
+    model = EncoderWithHeads(weights.config, heads, outputs, cube, dropout=dropout, dense=dense)
     return model, weights.fill(model, cube)
 
 
@@ -186,7 +199,7 @@ class FromHuggingFace(CubeCommand):
     def check(self) -> None:
         check_new(self.output)
         check_is_library(self.source)
-        weights = open_weights(self.source)
+        weights, _ = opened(self.source)
         weights.config.check(self.shape)
         self.chosen(weights)
         tokenizer_of(self.source)
@@ -199,30 +212,42 @@ class FromHuggingFace(CubeCommand):
 
     def convert(self, cube: Cube) -> None:
         """The same, on processes that are connected."""
-        weights = run_on_all_ranks(cube, lambda: open_weights(self.source))
+        weights, dense = run_on_all_ranks(cube, lambda: opened(self.source))
         heads = run_on_all_ranks(cube, lambda: self.chosen(weights))
-        model, filled = parts_of(weights, cube, heads)
+        model, filled = parts_of(weights, cube, heads, dense)
         with new_folder(self.output, cube) as draft:
             run_on_rank0(cube, lambda: self._begin(draft))
             _save(draft, model, cube)
-            run_on_rank0(cube, lambda: _describe(draft, weights, heads))
+            run_on_rank0(cube, lambda: _describe(draft, weights, tuple(head for head in heads if head in HEADS)))
         if cube.rank == 0:
             print(_report(self, weights, filled, model))
 
     def chosen(self, weights: WeightSource) -> tuple[str, ...]:
-        """The heads to take over. Raises ValueError for one that is not there."""
+        """The heads to take over; dense layers always, of which the files say that are copied. Raises ValueError for
+        one that is not there."""
         if self.heads is None:
             return weights.heads
         if unknown := [head for head in self.heads if head not in weights.heads]:
-            known = ", ".join(weights.heads) or "none"
+            known = ", ".join(head for head in weights.heads if head in HEADS) or "none"
             raise ValueError(f"{weights.folder} has no {unknown[0]}. Its heads are: {known}.")
-        return tuple(head for head in weights.heads if head in self.heads)
+        return tuple(head for head in weights.heads if head in (*self.heads, DENSE))
 
     def _begin(self, draft: Path) -> None:
         keep_tokenizer(self.source, draft)
         (draft / HUGGINGFACE).mkdir()
         copy_file(self.source / CONFIG, draft / HUGGINGFACE / CONFIG)
         _keep_sentences(self.source, draft)
+
+
+def opened(folder: Path) -> tuple[WeightSource, Sequence[DenseConfig]]:
+    """The weights in a folder, and the dense layers of which they have those, too: where it is known how a sentence's
+    vector is made. Raises ValueError as `open_weights`, and where those of the dense layers are not there."""
+    weights = open_weights(folder)
+    try:
+        settings = sentence_settings(model_folder_of(folder))
+    except ValueError:  # which the report tells
+        settings = None
+    return (weights, ()) if settings is None else (settings.with_dense(weights), settings.dense)
 
 
 def check_is_library(folder: Path) -> None:
@@ -350,13 +375,12 @@ class ToHuggingFace(CubeCommand):
 
     def check(self) -> None:
         check_new(self.output)
-        self.weights().config.check(self.shape)
+        self.weights()[0].config.check(self.shape)
         tokenizer_of(self.source)
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> tuple[WeightSource, Sequence[DenseConfig]]:
         """What is to be written. Raises ValueError where it is a generator and there is none."""
-        found = open_weights(self.source)
-        return found.generator if self.generator else found
+        return (open_weights(self.source).generator, ()) if self.generator else opened(self.source)
 
     def run(self) -> int:
         """Converts, on every rank, and says on the first one what was written. The exit status."""
@@ -366,8 +390,11 @@ class ToHuggingFace(CubeCommand):
 
     def convert(self, cube: Cube) -> None:
         """The same, on processes that are connected."""
-        weights = run_on_all_ranks(cube, self.weights)
-        model, _ = parts_of(weights, cube)
+        weights, layers = run_on_all_ranks(cube, self.weights)
+        model, _ = parts_of(weights, cube, dense=layers)
+        dense = getattr(model, DENSE, ())
+        if layers:
+            del model.dense  # the library has these beside the encoder
         special = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special
         with new_folder(self.output, cube) as draft:
             written = export_huggingface(
@@ -384,6 +411,7 @@ class ToHuggingFace(CubeCommand):
             longest, types = weights.config.positions, weights.config.types
             tokenizer = run_on_rank0(cube, lambda: write_tokenizer(self.source, draft, max_length=longest, types=types))
             run_on_rank0(cube, lambda: _keep_sentences(model_folder_of(self.source), draft))
+            run_on_rank0(cube, lambda: self._write_dense(draft, dense, weights))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
             rows += [("note", told) for told in (written.note, _other_padding(weights.config, special)) if told]
@@ -396,6 +424,17 @@ class ToHuggingFace(CubeCommand):
             if sizes := weights.facts.get("sizes"):
                 rows.append(("note", f"vectors have learnt to be cut after {sizes} numbers, which stays here, too"))
             print("\n".join(table([*rows, ("written", str(self.output))])))
+
+    def _write_dense(self, draft: Path, dense: Iterable[nn.Module], weights: WeightSource) -> None:
+        """Into the folders that the settings, which are there, name."""
+        usual, known = self.dtype or _type_of(weights), {} if self.dtype else weights.facts.get("types") or {}
+        for number, layer in enumerate(dense):
+            settings = sentence_settings(draft)
+            assert settings is not None, "of which the layers are known"
+            assert isinstance(layer, VectorDense)
+            types = {part: known.get(f"{DENSE}.{number}.{part}", usual) for part in ("weight", "bias")}
+            types = {part: "fp32" if kind == "fp64" else kind for part, kind in types.items()}
+            write_dense(settings.dense_folders[number], layer, types)
 
 
 def _of_answers(settings: AnswerSettings) -> str:

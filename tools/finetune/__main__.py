@@ -10,12 +10,21 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from models.bert.huggingface import open_weights
 from tools.common.cli import check_started, cube_of, recipe_among, refuse_empty, run_main
 from tools.common.log import lasting_streams, take_verbose
 from tools.common.parse import parse_options
 from tools.finetune.config import FinetuneConfig
 from tools.finetune.data import TextData
-from tools.finetune.embed_data import MAX_LENGTH, EmbedData, encoder_folder, is_collection, settings_for, start_files
+from tools.finetune.embed_data import (
+    MAX_LENGTH,
+    EmbedData,
+    encoder_folder,
+    is_collection,
+    settings_for,
+    start_files,
+    start_settings,
+)
 from tools.finetune.embed_task import embed_task
 from tools.finetune.job import FinetuneCommand
 from tools.finetune.labels_task import classify_task
@@ -177,6 +186,12 @@ class EmbedCommand(FinetuneCommand):
     def inputs(self) -> Sequence[Path]:
         return [*super().inputs(), *start_files(self.settings.model)]
 
+    def check(self) -> None:
+        super().check()
+        begun, folder = start_settings(self.settings.model), self.start_folder
+        if begun is not None and folder is not None:
+            begun.with_dense(open_weights(folder))
+
     def data_rules(self) -> Sequence[Rule]:
         data = self.settings.data
         named = {"dev": data.dev, "test": data.test}
@@ -185,6 +200,7 @@ class EmbedCommand(FinetuneCommand):
         of_files = ("eval_anchor", "eval_positive", "eval_score")
         return [
             Rule("data", data, ("temperature", "cache"), data.loss == "in-batch", "data.loss = 'in-batch'"),
+            Rule("data", data, ("dense_activation",), bool(data.dense), "data.dense"),
             Rule("data", data, ("score",), data.loss == "cosine", "data.loss = 'cosine'"),
             Rule("data", data, ("top_score",), data.scored_by is not None, "scores, and no column of any is read"),
             Rule("data", data, of_files, measured, "data.dev or data.test as a file"),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.bert.embedding import Pooling
+from models.bert.embedding import Activation, DenseConfig, Pooling
 from models.bert.huggingface import model_folder_of
 from models.bert.text_batches import EncodedText
 from tools.common.bounds import AtLeast, Positive, check_bounds
@@ -84,10 +84,15 @@ class EmbedData:
     top_score: Annotated[float, Positive()] = 1.0
     """Scores are divided by it: 5 where 5 means the same, as in STS."""
     sizes: tuple[int, ...] = ()
-    """Columns, fewer than the hidden size, after which vectors may be cut: they learn to be good alone (Matryoshka)."""
+    """Columns, fewer than a vector has, after which vectors may be cut: they learn to be good alone (Matryoshka)."""
     pooling: Pooling | None = None
     """From the last hidden states to a vector. Default: as model.start_from has it (sentence-transformers), else
     "mean"."""
+    dense: tuple[int, ...] | None = None
+    """Columns behind each of new dense layers, with biases, that follow pooling: [512] for vectors of 512. Default:
+    those of model.start_from, with their weights, else none. []: none."""
+    dense_activation: Activation = "tanh"
+    """Of new dense layers."""
     normalize: bool | None = None
     """Whether the model is to give vectors of length 1. Default: as model.start_from has it, else true."""
     max_length: Annotated[int | None, AtLeast(5)] = None
@@ -101,6 +106,8 @@ class EmbedData:
     def __post_init__(self) -> None:
         check_dev(self.train, self.dev, "a file or a folder")
         check_bounds(self, "data")
+        if any(size < 1 for size in self.dense or ()):
+            raise ValueError(f"data.dense must be columns, each at least 1. Got {list(self.dense or ())}.")
         if len(set(self.sizes)) < len(self.sizes) or any(size < 1 for size in self.sizes):
             raise ValueError(f"data.sizes must be different, each at least 1. Got {list(self.sizes)}.")
         if self.loss == "cosine" and (self.negatives or self.symmetric or self.train == EMBEDDED):
@@ -153,14 +160,19 @@ def encoder_folder(model: ModelSection) -> Path | None:
 
 
 def start_files(model: ModelSection) -> list[Path]:
-    """Those that say so."""
-    folder = None if model.start_from is None else model_folder_of(Path(model.start_from))
-    return [] if folder is None else [folder / name for name in sentence_files(folder)]
+    """Those that say so, and the weights of dense layers that lie beside them."""
+    folder, begun = None if model.start_from is None else model_folder_of(Path(model.start_from)), start_settings(model)
+    if folder is None or begun is None:
+        return []
+    return [*(folder / name for name in sentence_files(folder)), *begun.dense_files]
 
 
 def settings_for(data: EmbedData, model: ModelSection) -> SentenceSettings:
     """Those of the model that is made; `encoder` is the folder to begin with."""
     begun = start_settings(model) or SentenceSettings(encoder=Path(model.start_from or ""), normalize=True)
+    if data.dense is not None:
+        fresh = tuple(DenseConfig(outputs=outputs, activation=data.dense_activation) for outputs in data.dense)
+        begun = dataclasses.replace(begun, dense=fresh, dense_folders=())
     return dataclasses.replace(
         begun,
         pooling=data.pooling or begun.pooling,

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from models.bert import BertConfig
 from models.bert.embedding import BertForSentenceEmbedding, VectorLoss
+from models.bert.huggingface import WeightSource
+from models.bert.huggingface.weights import DENSE
 from models.bert.tasks import sentence_vectors
 from models.bert.text_batches import TextBatch, distinct_texts
 from tensor3d import Cube
@@ -33,6 +35,7 @@ from tools.finetune.embed_data import (
     read_collection,
     read_examples,
     settings_for,
+    start_settings,
 )
 from tools.finetune.metrics import number_metrics
 from tools.finetune.ranking_metrics import in_rank_order, ranking_metrics
@@ -60,6 +63,7 @@ class EmbedTask(ABC):
         if data.special_tokens == "tokens":
             tokenizer.read_names()
         self._data, self._options, self._cube = data, recipe.model, cube
+        self._begun = start_settings(recipe.model)
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks
         self._settings = settings_for(data, recipe.model)
         self._loss = VectorLoss(temperature=data.temperature, symmetric=data.symmetric, sizes=data.sizes)
@@ -109,27 +113,36 @@ class EmbedTask(ABC):
     # --- the task -------------------------------------------------------------------------------------------------
 
     def make_model(self, config: BertConfig, cube: Cube) -> BertForSentenceEmbedding:
-        """Raises ValueError for sizes that are not below the hidden size."""
-        if wrong := [size for size in self._data.sizes if size >= config.hidden]:
-            raise ValueError(f"data.sizes must be below the model's hidden size, {config.hidden}. Got {wrong[0]}.")
-        options = self._options
+        """Raises ValueError for sizes that are not below that of a vector."""
+        dense, options = self._settings.dense, self._options
+        width, what = (dense[-1].outputs, "last dense layer") if dense else (config.hidden, "hidden size")
+        if wrong := [size for size in self._data.sizes if size >= width]:
+            raise ValueError(f"data.sizes must be below the model's {what}, {width}. Got {wrong[0]}.")
         return BertForSentenceEmbedding(
             config,
             cube,
             pooling=self._settings.pooling,
+            dense=dense,
             recompute=options.recompute,
             reshard_after_forward=options.reshard_after_forward,
         )
+
+    def weights_of(self, source: WeightSource) -> WeightSource:
+        """With those of the dense layers of the folder to begin with, unless they are to be new."""
+        if self._begun is None:
+            return source
+        found = self._begun.with_dense(source)
+        return found if self._data.dense is None else found.only([head for head in found.heads if head != DENSE])
 
     @property
     def parts(self) -> Sequence[str]:
         return tuple(self._parts)
 
     def outputs(self, model: BertForSentenceEmbedding, part: str) -> NDArray[np.float32]:
-        """(texts, H): vectors of the part's texts, equal ones of equal texts."""
+        """(texts, D): vectors of the part's texts, equal ones of equal texts."""
         texts, of_texts = distinct_texts(self._parts[part].texts)
         parts = split([len(text.ids) for text in texts], self._slots)
-        vectors = torch.cat([sentence_vectors(model.bert, texts[some], model.pooling) for some in parts])
+        vectors = torch.cat([sentence_vectors(model.bert, texts[some], model.pooling, model.dense) for some in parts])
         return finite(vectors, "vectors").float().numpy()[of_texts]
 
     def evaluate(self, model: BertForSentenceEmbedding) -> Evaluation:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 P = TypeVar("P")
 Vectors = Callable[[P], Tensor]
-"""Of a micro-batch, (texts, H), the same on every rank; with a graph where one is kept."""
+"""Of a micro-batch, (texts, D), the same on every rank; with a graph where one is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

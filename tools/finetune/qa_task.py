@@ -27,7 +27,7 @@ from tools.finetune.tasks import Evaluation, Example, TaskFacts
 from tools.squad.dataset import Bad, Question, Questions, read_questions, subset, write_answers
 from tools.squad.decode import Choice, all_logits, choose
 from tools.squad.scoring import reachable_threshold, score, without_answer
-from tools.squad.windows import FACTS, AnswerSettings, Windows, make_windows
+from tools.squad.windows import FACTS, AnswerSettings, Windows, make_windows, unknown_in
 
 # --- The section `data` of question answering, and the windows of the questions that it names -------------------------
 
@@ -131,9 +131,10 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
         path = Path(getattr(data, name))
         found = read_questions(path, bad=data.bad, answers=name != "test")
         questions = subset(found.questions, most)
+        texts = [(question.text, question.context) for question in questions]
         try:
             windows = make_windows(
-                [(question.text, question.context) for question in questions],
+                texts,
                 tokenizer,
                 data.settings(no_answer=found.impossible),
                 names=[question.id for question in questions],
@@ -141,11 +142,7 @@ def read_parts(data: AnswerData, tokenizer: Tokenizer, *, progress: bool) -> Par
             )
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
-        contexts = list(dict.fromkeys(question.context for question in questions))
-        unknown = tokenizer.count_unknown(contexts, [passage.ids.tolist() for passage in windows.passages])
-        unknown += tokenizer.count_unknown(
-            [question.text for question in questions], [head.tolist() for head in windows.heads]
-        )
+        unknown = unknown_in(texts, windows, tokenizer)
         told = [_told(name, found, len(questions), len(windows)), unknown.in_words()]
         report.append("; ".join(filter(None, told)))
         return Part(questions=questions, windows=windows, impossible=found.impossible)

@@ -41,7 +41,7 @@ from tools.finetune.job import SETTINGS, FinetuneCommand, check_same_settings, d
 from tools.finetune.metrics import summary
 from tools.finetune.model_card import CARD, model_card, predicted_by
 from tools.finetune.pictures import draw_curves
-from tools.finetune.tasks import ComparedTask, Evaluation, FinetuneTask
+from tools.finetune.tasks import ComparedTask, Evaluation, FinetuneTask, PartsTask
 from tools.finetune.trainer import FinetuneTrainer, TextEvaluation, TextStepMetrics, count_steps
 from tools.training.factory import fp8_remarks, precision, set_matmul_precision
 from tools.training.loop import LoopSchedule, TrainLoop
@@ -241,6 +241,9 @@ def _all_seeds(command: FinetuneCommand, cube: Cube) -> dict[str, Any]:
         start = open_start(model, command.max_length, folder, cube, pairs=command.pairs)
         check_same_settings(command, source, cube)
         task = run_on_all_ranks(cube, lambda: command.make_task(start.tokenizer, cube))
+        if isinstance(task, PartsTask) and (weights := start.weights) is not None:
+            filled = run_on_all_ranks(cube, partial(task.weights_of, weights))
+            start = dataclasses.replace(start, weights=filled)
     except BaseException:
         drop_settings(folder)  # on every rank: one that ends may take the others with it
         raise

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from models.bert import BertConfig
+from models.bert.huggingface import WeightSource
 from models.bert.text_batches import EncodedText, TextBatch
 from tensor3d import Cube
 from tools.common.files import write_file
@@ -154,6 +155,22 @@ class WholeStepTask(FinetuneTask, Protocol):
 
     def step_loss(self, vectors: Tensor, examples: Sequence[Example]) -> Tensor:
         """Of the vectors of all texts of all examples of a step, computed on every rank alike."""
+        ...
+
+
+@runtime_checkable
+class PartsTask(FinetuneTask, Protocol):
+    """A task whose model may begin with more than the encoder's folder has."""
+
+    def weights_of(self, source: WeightSource) -> WeightSource:
+        """What its model is filled with.
+
+        Args:
+            source: weights of the encoder's folder.
+
+        Raises:
+            ValueError: what is to be there is not.
+        """
         ...
 
 

@@ -427,8 +427,9 @@ class EmbedCommand(PredictCommand):
 
     task = "embed"
     pooling: Pooling | None = None
-    """Of the last hidden states: the mean over all tokens, special ones included, that of [CLS], the most of each
-    column, or the sum over the root of their number. Default: as the folder's modules.json has it, else the mean."""
+    """Of the last hidden states: the mean over all tokens, special ones included, that of [CLS] or of the last one, the
+    most of each column, the sum over the root of their number, or the mean with weights that grow with the place.
+    Default: as the folder's modules.json has it, else the mean. Its dense layers are behind whichever."""
     normalize: bool = False
     """Vectors of length 1, also where the folder does not ask for it."""
     dimensions: int | None = None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.bert.model import BertModel
+from models.bert.embedding import BertForSentenceEmbedding
 from models.bert.tasks import Pooling, sentence_vectors
 from models.bert.text_batches import EncodedText
 from tools.predict.inputs import Fields, InputProblem, Query
@@ -31,6 +31,7 @@ class _VectorTask(TextTask[R_co]):
     """A task for which texts become vectors.
 
     Args:
+        model: the encoder and its dense layers.
         pooling: as of `sentence_vectors`.
         normalize: whether vectors have length 1.
         prepare: what becomes of a text before the tokenizer, such as a prompt before it.
@@ -44,7 +45,7 @@ class _VectorTask(TextTask[R_co]):
 
     def __init__(
         self,
-        model: BertModel,
+        model: BertForSentenceEmbedding,
         reader: TextEncoder,
         pooling: Pooling = "mean",
         *,
@@ -52,13 +53,14 @@ class _VectorTask(TextTask[R_co]):
         prepare: Callable[[str], str] | None = None,
         dimensions: int | None = None,
     ) -> None:
-        super().__init__(model, reader)
+        super().__init__(model.bert, reader)
         if pooling not in get_args(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}. Got {pooling!r}.")
-        if dimensions is not None and not 1 <= dimensions <= model.config.hidden:
-            raise ValueError(f"dimensions must be between 1 and the model's {model.config.hidden}. Got {dimensions}.")
-        self.model, self.pooling, self.normalize, self.prepare = model, pooling, normalize, prepare
-        self.columns = dimensions or model.config.hidden
+        if dimensions is not None and not 1 <= dimensions <= model.width:
+            raise ValueError(f"dimensions must be between 1 and the model's {model.width}. Got {dimensions}.")
+        self.model, self.dense = model.bert, model.dense
+        self.pooling, self.normalize, self.prepare = pooling, normalize, prepare
+        self.columns = dimensions or model.width
         self._kept: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()  # by texts, the latest last
 
     def ready(self, queries: Sequence[Query]) -> list[Ready[EncodedText] | InputProblem]:
@@ -83,7 +85,7 @@ class _VectorTask(TextTask[R_co]):
         return torch.from_numpy(np.stack([known[text.key] for text in batch]))
 
     def _computed(self, batch: Sequence[EncodedText]) -> Tensor:
-        vectors = finite(sentence_vectors(self.model, batch, self.pooling)).float()[:, : self.columns]
+        vectors = finite(sentence_vectors(self.model, batch, self.pooling, self.dense)).float()[:, : self.columns]
         return F.normalize(vectors, dim=1) if self.normalize else vectors
 
 

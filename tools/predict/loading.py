@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from models.bert.config import BertConfig
+from models.bert.embedding import BertForSentenceEmbedding
 from models.bert.huggingface.architectures import ARCHITECTURES
-from models.bert.model import BertForPreTraining, BertModel
+from models.bert.model import BertForPreTraining
 from models.bert.tasks import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -171,8 +172,8 @@ def load(
         k: of fill-mask, pieces for a mask; of answer, answers to a question.
         masked_share: of score, the share of a text's pieces that is hidden at once, drawn by `seed`. Default: each is
             hidden in turn.
-        pooling: of embed, "mean" over tokens, "cls", "max" or "mean_sqrt_len". Default: as the folder's modules.json
-            (sentence-transformers) has it, else "mean".
+        pooling: of embed, "mean" over tokens, "cls", "last", "max", "mean_sqrt_len" or "weightedmean". Default: as the
+            folder's modules.json (sentence-transformers) has it, else "mean". Its dense layers are behind whichever.
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
         dimensions: of embed: columns that are kept, from the first one; lengths of 1 become 1 again. Default: all.
         against: of embed: a file or folder of vectors that `tools.predict embed` has written. Results are then the
@@ -364,9 +365,10 @@ def _embed(
     top: int | None,
 ) -> PredictTask[Any, Any]:
     cube, weights, sentences = source.cube, source.weights, source.opened.sentences
-    model = source.model(BertModel)
+    layers = () if sentences is None else sentences.dense
+    model = source.model(lambda config, cube: BertForSentenceEmbedding(config, cube, dense=layers))
     sizes = weights.facts.get("sizes") or ()
-    if dimensions not in (None, source.config.hidden, *sizes) and cube.rank == 0:
+    if dimensions not in (None, model.width, *sizes) and cube.rank == 0:
         learnt = f"after {', '.join(map(str, sizes))}" if sizes else "nowhere"
         root = source.opened.root
         _log.warning("%s has learnt to be cut %s; vectors of %s numbers may be poor", root, learnt, dimensions)
@@ -404,6 +406,8 @@ def _opened(folder: Path, task: str, max_length: int | None) -> _Opened:
         if max_length is None:
             max_length, where = sentences.max_length, f"{root}: "
     weights = _with_heads(open_weights(folder), task)
+    if sentences is not None:
+        weights = sentences.with_dense(weights)
     length = _length(weights, max_length, where)
     return _Opened(root=root, folder=folder, sentences=sentences, weights=weights, length=length)
 

@@ -4,6 +4,7 @@ modules.json                            which modules follow one another, and th
 sentence_bert_config.json               of the encoder: most tokens of a text, whether it is lowercased; older folders
                                         of other encoders have sentence_roberta_config.json and the like
 1_Pooling/config.json                   from hidden states to one vector
+2_Dense/config.json                     from that to another one, its weights beside it
 config_sentence_transformers.json       prompts
 tokenizer_config.json                   model_max_length, where nothing else limits the tokens
 """
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.bert.huggingface import read_model_config
-from models.bert.tasks import Pooling
+from models.bert.embedding import Activation, DenseConfig, Pooling
+from models.bert.huggingface import WeightSource, read_model_config
+from models.bert.huggingface.dense import with_dense
+from models.bert.huggingface.reader import WEIGHT_FILES
 from tools.common.files import is_unicode, parsed_json, read_file
 
 MODULES = "modules.json"
@@ -29,14 +32,37 @@ _POOLING: Mapping[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
 }
 _POOLING_NAMES: Mapping[str, Pooling] = {
-    name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): pooling
-    for name, pooling in _POOLING.items()
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "mean_sqrt_len": "mean_sqrt_len",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
 }
-_OTHER_POOLING = ("pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken")
-_PASS_THROUGH = ("Normalize", "Dropout")
-"""Modules after pooling that need no weights; dropout does nothing outside of training."""
+"""Of the library's later "pooling_mode"."""
+_AFTER_POOLING = ("Dense", "Normalize", "Dropout")
+"""Modules that are known; dropout does nothing outside of training."""
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+_OF_VECTORS = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
+"""What modules after pooling say, from version 5 of the library on, of which vectors they read and give."""
+_OF_TOKENS = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+"""What the encoder says, from version 6 of the library on, of what it is given and gives."""
 _LIBRARY = "sentence_transformers."
 """Begins the types of its modules; others are code that comes with a folder, whatever their last name."""
 _OF_MODULES = ("idx", "name", "path", "type")
@@ -52,6 +78,10 @@ class SentenceSettings:
     encoder: Path
     """The folder with the weights and the tokenizer."""
     pooling: Pooling = "mean"
+    dense: tuple[DenseConfig, ...] = ()
+    """Layers behind it."""
+    dense_folders: tuple[Path, ...] = ()
+    """Where each is told of; in a Hugging Face folder with its weights."""
     normalize: bool = False
     max_length: int | None = None
     """Tokens of a text, special ones included; None: as many as the encoder has positions."""
@@ -65,11 +95,22 @@ class SentenceSettings:
 
     def in_words(self) -> str:
         """For the log."""
-        more = [f"at most {self.max_length} tokens"] if self.max_length is not None else []
+        more = [f"dense to {layer.outputs} ({layer.activation})" for layer in self.dense]
+        more += [f"at most {self.max_length} tokens"] if self.max_length is not None else []
         more += ["length 1"] if self.normalize else []
         more += ["lowercased"] if self.lowercase else []
         more += [f"behind the prompt {self.prompt!r}"] if self.prompt else []
         return ", ".join([f"pooling {self.pooling}", *more])
+
+    def with_dense(self, weights: WeightSource) -> WeightSource:
+        """The weights of the encoder's folder with those of the dense layers. Raises ValueError as `with_dense`."""
+        return with_dense(weights, self.dense, self.dense_folders)
+
+    @property
+    def dense_files(self) -> list[Path]:
+        """Those of a Hugging Face folder that have the dense layers' weights."""
+        found = (folder / name for folder in self.dense_folders for name in WEIGHT_FILES)
+        return [path for path in found if path.is_file()]
 
 
 def sentence_settings(folder: Path) -> SentenceSettings | None:
@@ -82,16 +123,35 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
         return None
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
-    others = [kind for kind in kinds[2:] if kind not in _PASS_THROUGH]
+    others = [kind for kind in kinds[2:] if kind not in _AFTER_POOLING]
     if kinds[:2] != ["Transformer", "Pooling"] or others:
         unknown = (others or kinds or ["nothing"])[0]
         raise ValueError(
             f"{folder / MODULES} asks for {', '.join(kinds) or unknown}. Vectors are made by Transformer, Pooling and, "
-            f"after these, {' or '.join(_PASS_THROUGH)}; {unknown} is not known. Name the Transformer's own folder to "
+            f"after these, {' or '.join(_AFTER_POOLING)}; {unknown} is not known. Name the Transformer's own folder to "
             "get its vectors without the rest."
         )
+    if "Normalize" in kinds and "Dense" in kinds[kinds.index("Normalize") :]:
+        raise ValueError(
+            f"{folder / MODULES} asks for {', '.join(kinds)}. A Dense after Normalize is not known here, only before "
+            "it. Name the Transformer's own folder to get its vectors without the rest."
+        )
+    for kind, path in modules:
+        if kind == "Normalize" and (path / "config.json").is_file():
+            _settings(path / "config.json", set(), _OF_VECTORS)
     encoder = modules[0][1]
-    pooling, includes_prompt = _pooling(modules[1][1] / "config.json", encoder / "config.json")
+    pooling, width, includes_prompt = _pooling(modules[1][1] / "config.json", encoder / "config.json")
+    dense_folders = tuple(path for kind, path in modules if kind == "Dense")
+    dense = []
+    for path in dense_folders:
+        layer, inputs = _dense(path / "config.json")
+        if width not in (None, inputs):
+            raise ValueError(
+                f"{path / 'config.json'} has in_features = {inputs}, and is given vectors of {width}: they do not "
+                "belong together."
+            )
+        dense.append(layer)
+        width = layer.outputs
     most, lowercase = _encoder_settings(encoder)
     prompt = _prompt(folder / _PROMPTS)
     if prompt and not includes_prompt:
@@ -102,6 +162,8 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
     return SentenceSettings(
         encoder=encoder,
         pooling=pooling,
+        dense=tuple(dense),
+        dense_folders=dense_folders,
         normalize="Normalize" in kinds,
         max_length=most,
         lowercase=lowercase,
@@ -111,7 +173,7 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
 
 def sentence_files(folder: Path) -> list[str]:
     """Those of which the settings are read, by their names in the folder; none for a folder whose settings are none, or
-    are not known."""
+    are not known. Weights are not among them."""
     try:
         if sentence_settings(folder) is None:
             return []
@@ -124,8 +186,10 @@ def sentence_files(folder: Path) -> list[str]:
 
 def sentence_json(settings: SentenceSettings, hidden: int) -> dict[str, Any]:
     """The files of a folder whose vectors are made so, by their names: what `sentence_settings` reads the same, and
-    sentence-transformers loads once the encoder is there (`tools.convert to-hf`)."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
+    sentence-transformers loads once the weights are there (`tools.convert to-hf`)."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(settings.dense), *["Normalize"] * settings.normalize]
+    names = {activation: name for name, activation in _ACTIVATIONS.items()}
+    widths = [hidden, *(layer.outputs for layer in settings.dense)]
     modules = [
         {
             "idx": number,
@@ -142,6 +206,15 @@ def sentence_json(settings: SentenceSettings, hidden: int) -> dict[str, Any]:
             "word_embedding_dimension": hidden,
             **{name: pooling == settings.pooling for name, pooling in _POOLING.items()},
             "include_prompt": True,
+        },
+        **{
+            f"{number}_Dense/config.json": {
+                "in_features": width,
+                "out_features": layer.outputs,
+                "bias": layer.bias,
+                "activation_function": names[layer.activation],
+            }
+            for number, (width, layer) in enumerate(zip(widths, settings.dense, strict=False), start=2)
         },
         _ENCODER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
         _PROMPTS: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine", **prompts},
@@ -181,15 +254,15 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return [(kind, folder / name) for kind, name in found]
 
 
-def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
-    """How hidden states become one vector, and whether a prompt's tokens count."""
-    known = {*_POOLING, *_OTHER_POOLING, "pooling_mode", "word_embedding_dimension", "embedding_dimension"}
+def _pooling(path: Path, config: Path) -> tuple[Pooling, int | None, bool]:
+    """How hidden states become one vector, how wide it is if that is said, and whether a prompt's tokens count."""
+    known = {*_POOLING, "pooling_mode", "word_embedding_dimension", "embedding_dimension"}
     settings = _settings(path, {*known, "include_prompt"})
     name = settings.get("pooling_mode")
     if name is None:
         # The library's own default, of files that lack the key.
         modes = {"pooling_mode_mean_tokens": True, **settings}
-        chosen = [key for key in (*_POOLING, *_OTHER_POOLING) if modes.get(key)]
+        chosen = [key for key in _POOLING if modes.get(key)]
     else:
         chosen = [name] if isinstance(name, str) else list(map(str, name if isinstance(name, list) else [name]))
     poolings = [pooling for key in chosen if (pooling := _POOLING.get(key) or _POOLING_NAMES.get(key)) is not None]
@@ -201,7 +274,27 @@ def _pooling(path: Path, config: Path) -> tuple[Pooling, bool]:
     hidden = read_model_config(config.parent).hidden if config.is_file() else None
     if None not in (width, hidden) and width != hidden:
         raise ValueError(f"{path} is of vectors of {width}, and {config} of {hidden}: they do not belong together.")
-    return poolings[0], bool(settings.get("include_prompt", True))
+    return poolings[0], hidden if width is None else width, bool(settings.get("include_prompt", True))
+
+
+def _dense(path: Path) -> tuple[DenseConfig, int]:
+    """A dense layer, and the width of what it reads."""
+    sizes = ("in_features", "out_features")
+    settings = _settings(path, {*sizes, "bias", "activation_function"}, _OF_VECTORS)
+    for key in sizes:
+        if type(settings.get(key)) is not int or settings[key] < 1:
+            raise ValueError(f"{path}: {key} must be a number of columns, at least 1. Got {settings.get(key)!r:.80}.")
+    bias = settings.get("bias", True)
+    if type(bias) is not bool:
+        raise ValueError(f"{path}: bias must be true or false. Got {bias!r:.80}.")
+    name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")  # the library's own default
+    activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
+    if activation is None:
+        raise ValueError(
+            f"{path} asks for the activation_function {name!r:.80}. Known are {', '.join(_ACTIVATIONS)}. Name the "
+            "Transformer's own folder to get its vectors without the rest."
+        )
+    return DenseConfig(outputs=settings["out_features"], bias=bias, activation=activation), settings["in_features"]
 
 
 def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
@@ -209,8 +302,8 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
     there = (encoder / name for name in _ENCODERS)
     path, settings = next((path for path in there if path.is_file()), encoder / _ENCODER), {}
     if path.is_file():
-        harmless = {"transformer_task": "feature-extraction"}
-        settings = _settings(path, {"max_seq_length", "do_lower_case"}, harmless)
+        # Whether the library computes without padding, as is done here, changes no vector.
+        settings = _settings(path, {"max_seq_length", "do_lower_case", "unpad_inputs"}, _OF_TOKENS)
     most = settings.get("max_seq_length")
     if most is None:  # as the library does: the lower of both
         limits = [
@@ -253,7 +346,7 @@ def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = 
     if unknown:
         raise ValueError(
             f"{path} has the setting {unknown[0]} = {settings[unknown[0]]!r:.60}, which may change the vectors and is "
-            f"not known here. Known are {', '.join(sorted(known))}."
+            f"not known here. Known are {', '.join(sorted({*known, *same}))}."
         )
     return settings
 

@@ -31,7 +31,7 @@ from tools.squad.dataset import (
     write_json,
 )
 from tools.squad.scoring import best_thresholds, score, without_answer
-from tools.squad.windows import AnswerSettings, make_windows
+from tools.squad.windows import AnswerSettings, make_windows, unknown_in
 
 _log = logging.getLogger("tools.squad")
 
@@ -93,8 +93,9 @@ class WindowsCommand:
         check_output(self.histogram, "--histogram", others=[self.file, self.vocab, self.compare])
         tokenizer = _tokenizer(self.vocab, cased=self.cased, strip_accents=self.strip_accents)
         found = read_questions(self.file, bad=self.bad, answers=False)
+        texts = [(question.text, question.context) for question in found.questions]
         windows = make_windows(
-            [(question.text, question.context) for question in found.questions],
+            texts,
             tokenizer,
             settings,
             names=[question.id for question in found.questions],
@@ -109,6 +110,8 @@ class WindowsCommand:
             f"{len(windows):,} windows of at most {self.max_length} tokens, {int(windows.lengths.sum()):,} tokens; "
             f"{several:,} questions have more than one"
         )
+        if unknown := unknown_in(texts, windows, tokenizer).in_words():
+            print(unknown)
         if self.histogram is not None:
             note = f"windows of {self.file.name}: max_length {self.max_length}, stride {self.stride}"
             write_json(self.histogram, {"name": self.file.stem, "note": note, "counts": counts.tolist()})

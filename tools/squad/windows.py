@@ -19,6 +19,7 @@ from models.bert.text_batches import EncodedText
 from tools.common.bounds import AtLeast, check_bounds
 from tools.common.log import progress as progress_of
 from tools.corpus.tokenizers import Tokenizer
+from tools.corpus.tokenizers.base import UnknownText
 
 # --- How contexts are cut into windows, and which spans may be answers ------------------------------------------------
 
@@ -178,6 +179,17 @@ class Windows:
         targets = np.where(whole[:, None], within + self.head_sizes[:, None], 0)
         targets[lost] = -1
         return targets
+
+
+def unknown_in(questions: Sequence[tuple[str, str]], windows: Windows, tokenizer: Tokenizer) -> UnknownText:
+    """How much of the questions and their contexts, each of which counts once, has no piece.
+
+    Args:
+        questions: those of which the windows were made, with their contexts.
+    """
+    contexts = dict.fromkeys(context for _, context in questions)  # in the order of the passages
+    found = tokenizer.count_unknown(list(contexts), [passage.ids.tolist() for passage in windows.passages])
+    return found + tokenizer.count_unknown([text for text, _ in questions], [head.tolist() for head in windows.heads])
 
 
 def make_windows(

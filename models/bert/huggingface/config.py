@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,7 +130,26 @@ def config_from(settings: Mapping[str, Any], where: Path) -> BertConfig:
     try:
         return BertConfig(**fields)
     except ValueError as problem:
-        raise ValueError(f"{where}: {problem}") from None
+        raise ValueError(f"{where}: {_by_names_of_file(str(problem), found)}") from None
+
+
+def _by_names_of_file(told: str, architecture: Architecture) -> str:
+    """What is wrong with fields, which stand at the beginning of the message or beside a value, by the settings of this
+    architecture that they come from."""
+    own = {
+        **dict([*_named(architecture, _SIZES), *_named(architecture, _NUMBERS)]),
+        **{"activation": architecture.settings.get("hidden_act", "hidden_act"), "embedding": _NARROW},
+        **{"first_position": f"{_PAD} + 1", "conv_kernel": _KERNEL, "kv_heads": _KEY_HEADS, "pooling": _POOLING},
+        **{"window": f"{_WINDOW} / 2 + 1", "global_every": _EVERY, "attention_out_dropout": _ATTENTION_DROPOUT},
+        **{"rotary_base": _OWN_THETA.get(architecture.name, _THETA), "rotary_factor": _FACTOR},
+    }
+    if architecture.name == "modernbert":
+        own |= {"rotary_base": _BASES[_GLOBAL][0], "local_rotary_base": _BASES[_LOCAL][0]}
+    elif architecture.name == "gemma3_text":
+        own |= {"window": f"{_NEAR} / 2 + 1", "global_every": _GEMMA_EVERY[0]}
+        own |= {"rotary_base": _GEMMA_BASES[_GLOBAL][0], "local_rotary_base": _GEMMA_BASES[_LOCAL][0]}
+    fields = "|".join(own)
+    return re.sub(rf"^({fields})\b|\b({fields})(?= ?[=/])|(?<=/ )({fields})\b", lambda at: str(own[at[0]]), told)
 
 
 def _check_aliases(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> None:

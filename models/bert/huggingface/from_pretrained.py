@@ -25,7 +25,7 @@ from models.bert.huggingface.param_names import (
     part_of,
 )
 from models.bert.huggingface.reader import GENERATOR_FILES, HFWeights
-from models.bert.huggingface.weights import WeightSource
+from models.bert.huggingface.weights import DENSE, WeightSource
 from models.folder_kinds import CHECKPOINTS, instead, is_gpt_run, run_of
 from tensor3d import Cube, checkpoint
 from tensor3d.checkpoint.directory import PROGRESS
@@ -67,8 +67,11 @@ class CheckpointWeights(WeightSource):
         classifiers = (stored.get(f"{MODEL}{head}.weight") for head in LABELLED if head in self.heads)
         classifier = next(classifiers, None)
         self.outputs = classifier.shape[0] if classifier is not None else None
-        self._names = {name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)}
-        if (layers := layers_among(self._names)) not in (0, self.config.layers):
+        self.shapes = {
+            name.removeprefix(MODEL): tuple(tensor.shape) for name, tensor in stored.items() if name.startswith(MODEL)
+        }
+        """Of its parameters, by their names in the model."""
+        if (layers := layers_among(self.shapes)) not in (0, self.config.layers):
             raise ValueError(
                 f"{found} has {layers} layers, and the {MODEL_JSON} of {folder} says {self.config.layers}. They are of "
                 "different models: get both from the same folder."
@@ -85,16 +88,18 @@ class CheckpointWeights(WeightSource):
                 f"the {MODEL_JSON} of {folder} names {len(self.labels)} labels, and the classifier in {found} has "
                 f"{self.outputs} outputs. They are of different models: get both from the same folder."
             )
-        present = {part_of(name) for name in self._names}
+        present = {part_of(name) for name in self.shapes}
         if self.config.masked_lm_is_embedding:
             present.add("masked_lm")
         if lost := [head for head in self.heads if head not in present]:
             raise ValueError(f"{found} has no {lost[0]}, which the model.json of {folder} says it has.")
+        if DENSE in present:
+            self.heads = (*self.heads, DENSE)
 
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         checkpoint.load(self.checkpoint, model, None, cube, only=used)
         self._add_generators(used, cube)
-        return {"unused": tuple(sorted(self._names - used.keys()))}
+        return {"unused": tuple(sorted(self.shapes.keys() - used.keys()))}
 
     def _add_generators(self, used: dict[str, Tensor], cube: Cube) -> None:
         """Of a run whose model's embeddings are what they differ by from its generator's, adds these."""

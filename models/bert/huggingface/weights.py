@@ -21,6 +21,9 @@ from tensor3d.sharding.param_layout import local
 
 W = TypeVar("W", bound="WeightSource")
 
+DENSE = "dense"
+"""What dense layers behind pooling are called in a model, and among the heads of its weights."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
@@ -65,7 +68,8 @@ class WeightSource(ABC):
     Attributes:
         folder: it.
         config: its encoder.
-        heads: those that it has the weights of, of `HEADS`.
+        heads: those that it has the weights of, of `HEADS`, or "dense", layers behind pooling, of which a modules.json
+            says more (`with_dense`).
         outputs: of the classifier, of texts or of tokens, where there is one.
         labels: names of the classes or tags, where the classifier has some.
         problem: "classify", "labels", "regress", "answer", "tag" or "rank", where there is a head for it.

@@ -160,6 +160,28 @@ def test_a_tilde_that_the_shell_left_is_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["launch"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("tools.corpus.__main__", "extract", "--input", "a.txt", "--output", "out"),
+            "extract: there is no option --input",
+        ),
+        (("tools.convert.__main__", "from-hf", "--source=DIR", "OUT"), "from-hf: there is no option --source"),
+        (("tools.squad.__main__", "windows", "f.json", "--vocab"), None),
+    ],
+)
+def test_a_value_that_has_no_name_is_given_alone(
+    words: tuple[str, ...], told: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *arguments = words
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(importlib.import_module(module).main(arguments))
+    assert left.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"{told}: write its value alone, without a name") if told else "there is no option" not in last
+
+
 def test_a_tilde_before_nobody_is_a_name() -> None:
     check_home([Path("~$report.txt"), Path("a~root"), Path("~no-such-user/run")])
 

@@ -188,6 +188,71 @@ def test_what_makes_a_sentences_vector_goes_in_and_out(tmp_path: Path, capsys: p
         assert (back / name).read_bytes() == (library / name).read_bytes()
 
 
+def with_dense(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Two dense layers behind pooling, of which the second is in another type; their weights, by file."""
+    modules = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Dense", "Dense"))
+    listed = [
+        {"idx": n, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(modules)
+    ]
+    hidden, tanh = SIZES["hidden_size"], "torch.nn.modules.activation.Tanh"
+    files: dict[str, Any] = {
+        "modules.json": listed,
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden, "pooling_mode_mean_tokens": True},
+        "2_Dense/config.json": {"in_features": hidden, "out_features": 50, "bias": True, "activation_function": tanh},
+        "3_Dense/config.json": {"in_features": 50, "out_features": 7, "bias": False, "activation_function": tanh},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    torch.manual_seed(2)
+    first = {"linear.weight": torch.randn(50, hidden), "linear.bias": torch.randn(50)}
+    second = {"linear.weight": torch.randn(7, 50).to(torch.bfloat16)}
+    torch.save(first, folder / "2_Dense/pytorch_model.bin")
+    save_file(second, folder / "3_Dense/model.safetensors")
+    return {"2_Dense": first, "3_Dense": second}
+
+
+def test_dense_layers_go_in_and_out_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = library_folder(tmp_path / "library")
+    dense = with_dense(library)
+    ours, back, half = (tmp_path / name for name in ("ours", "back", "half"))
+    assert main(["from-hf", str(library), str(ours), "--heads", "pooler"]) == 0  # dense layers are no choice
+    said = capsys.readouterr().out
+    assert re.search(r"found +encoder, pooler, dense\n", said)
+    assert re.search(r"vectors +pooling mean, dense to 50 \(tanh\), dense to 7 \(tanh\), at most 40 tokens\n", said)
+    assert "left behind" not in said
+    assert json.loads((ours / "model.json").read_text())["heads"] == ["pooler"]
+    assert [path.name for path in ours.glob("*_Dense/*")] == ["config.json"] * 2, "weights are in the checkpoint"
+    assert main(["to-hf", str(ours), str(back)]) == 0
+    assert "dense was left out" not in capsys.readouterr().out
+    for name, content in dense.items():
+        assert_same(weights(back / name), content)
+        assert (back / name / "config.json").read_bytes() == (library / name / "config.json").read_bytes()
+    assert main(["to-hf", str(library), str(half), "--dtype", "fp16"]) == 0
+    assert_same(weights(half / "3_Dense"), {"linear.weight": dense["3_Dense"]["linear.weight"].to(torch.float16)})
+    texts = ["the fox went over the hill", "a hill " * 20]
+    wanted = [one.vector for one in load(library, "embed").predict(texts)]
+    for folder in (ours, ours / "checkpoints", back):
+        for vector, other in zip(wanted, load(folder, "embed").predict(texts), strict=True):
+            torch.testing.assert_close(torch.tensor(other.vector), torch.tensor(vector), atol=1e-6, rtol=0)
+    # What is not there is told before anything is written.
+    (library / "2_Dense/pytorch_model.bin").unlink()
+    assert "2_Dense has no weights. It needs one of" in refused(capsys, "from-hf", library, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_weights_that_a_type_cannot_hold_are_refused_of_dense_layers_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = library_folder(tmp_path / "library")
+    large = with_dense(library)["2_Dense"]
+    large["linear.bias"][3] = 1e6
+    torch.save(large, library / "2_Dense/pytorch_model.bin")
+    told = refused(capsys, "to-hf", library, tmp_path / "half", "--dtype", "fp16")
+    assert "bias of a dense layer has values that fp16 cannot hold. Export as fp32 or bf16." in told
+
+
 def test_a_classifier_of_tokens_keeps_its_tags(tmp_path: Path) -> None:
     names = {"id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label2id": {"O": 0, "B-PER": 1, "I-PER": 2}}
     library = library_folder(tmp_path / "library", "BertForTokenClassification", **names, classifier_dropout=0.3)
@@ -229,12 +294,16 @@ def _convert(library: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_any_cube_writes_the_same(library: Path, tmp_path: Path) -> None:
+def test_any_cube_writes_the_same(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    library = library_folder(tmp_path_factory.mktemp("dense") / "model")
+    dense = with_dense(library)
     (tmp_path / "bare").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "bare" / name).write_bytes((library / name).read_bytes())
     run_ranks(4, _convert, library, tmp_path)
     assert_same(weights(tmp_path / "back"), weights(library))
+    for name, content in dense.items():
+        assert_same(weights(tmp_path / "back" / name), content)
     # What fails leaves nothing behind, also no draft.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "bare", "ours"]
 

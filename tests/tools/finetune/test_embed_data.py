@@ -111,6 +111,7 @@ def test_bad_rows_are_refused_with_their_place(
         ({"dev": None}, r"data\.dev must name a file or a folder"),
         ({"sizes": (8, 8)}, r"data\.sizes must be different, each at least 1\. Got \[8, 8\]"),
         ({"sizes": (0,)}, r"data\.sizes must be"),
+        ({"dense": (8, 0)}, r"data\.dense must be columns, each at least 1\. Got \[8, 0\]"),
         ({"temperature": 0.0}, r"data\.temperature must be above 0"),
         ({"loss": "cosine", "negatives": ("n",)}, r"learns from pairs with scores"),
         ({"max_length": 4}, r"data\.max_length must be at least 5"),
@@ -125,6 +126,9 @@ def test_sizes_are_below_the_hidden_size_and_metrics_are_known(tmp_path: Path) -
     path = lines(tmp_path / "pairs.jsonl", *({"anchor": a, "positive": b} for a, b in PAIRS))
     task = task_of(tmp_path, path, sizes=(128,))
     with pytest.raises(ValueError, match=r"data\.sizes must be below the model's hidden size, 128\. Got 128"):
+        task.make_model(PRESETS["tiny"], Cube.single())
+    task = task_of(tmp_path, path, sizes=(64,), dense=(64,))
+    with pytest.raises(ValueError, match=r"data\.sizes must be below the model's last dense layer, 64\. Got 64"):
         task.make_model(PRESETS["tiny"], Cube.single())
     section = EmbedData(train=str(path), dev=str(path))
     recipe = EmbedConfig(data=section, model=ModelSection(vocab="vocab.txt"), run=RunSection(metric="spearman"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.bert.embedding import VectorLoss
+from models.bert.embedding import BertForSentenceEmbedding, DenseConfig, VectorLoss
 from models.bert.text_batches import collate_texts
 from tensor3d import Cube, gather
 from tests.models.toy import toy_config
@@ -74,13 +75,16 @@ def task_of(folder: Path, cube: Cube, **data: Any) -> EmbedTask:
 
 def plain_vectors(task: EmbedTask, model: Any, pooling: str) -> tuple[list[list[Tensor]], list[list[str]]]:
     """Of each example those of its texts, each computed alone, and what tells texts apart."""
-    pooled = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "max": lambda h: h.amax(0)}
+    pooled = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "max": lambda h: h.amax(0), "last": lambda h: h[-1]}
     vectors, names = [], []
     for example in task.train:
         own = []
         for text in example.texts:
             h = gather(model.bert(collate_texts([text], Cube.single()).batch), model.cube, "z")
-            own.append(pooled[pooling](h[: len(text.ids)]))
+            vector = pooled[pooling](h[: len(text.ids)])
+            for layer in model.dense:
+                vector = torch.tanh(F.linear(vector, layer.weight, layer.bias))
+            own.append(vector)
         vectors.append(own)
         names.append([str(text.ids.tolist()) for text in example.texts])
     return vectors, names
@@ -155,6 +159,7 @@ def all_errors(folder: Path, shape: Shape) -> dict[str, float]:
         "symmetric": in_batch_errors(folder, shape, "cls", 10**5, symmetric=True, sizes=(4, 8)),
         "triplets": in_batch_errors(folder, shape, "max", 120, **of_lists),
         "cosine": cosine_errors(folder, shape),
+        "dense": in_batch_errors(folder, shape, "last", 120, dense=(12, 7), sizes=(3,)),
     }
     return {f"{what}: {name}": value for what, errors in found.items() for name, value in errors.items()}
 
@@ -340,6 +345,85 @@ def test_a_folder_of_sentence_transformers_goes_out_and_comes_in(done: Path, tmp
     assert losses[1] < losses[0], "it goes on from what was learnt"
 
 
+class OfDense:
+    """Runs whose rate is so low that vectors stay as they begin."""
+
+    def __init__(self, done: Path, folder: Path) -> None:
+        self.folder = folder
+        text = RECIPE.format(folder=done, start=f'vocab = "{done}/vocab.txt"').replace("epochs = 4", "epochs = 1")
+        for old, new in (("every = 4", "every = 0"), ("lr = 2e-3", "lr = 1e-9"), ('pooling = "cls"\n', "")):
+            text = text.replace(old, new)
+        (folder / "dense.toml").write_text(text)
+
+    def words(self, name: str, start: Path | None, *more: str) -> list[str]:
+        begin = [] if start is None else ["--model.vocab", "None", "--model.start-from", str(start)]
+        return ["embed", str(self.folder / "dense.toml"), "--output", str(self.folder / name), *begin, *more]
+
+    def run(self, name: str, start: Path | None, *more: str) -> Path:
+        assert main(self.words(name, start, *more)) == 0
+        return self.folder / name / "seed-0"
+
+
+@pytest.fixture(scope="module")
+def dense(done: Path, tmp_path_factory: pytest.TempPathFactory) -> OfDense:
+    runs = OfDense(done, tmp_path_factory.mktemp("dense"))
+    first = runs.run(
+        "first", None, "--data.dense", "48", "40", "--data.dense-activation", "silu", "--data.pooling", "last"
+    )
+    assert convert(["to-hf", str(first), str(runs.folder / "exported")]) == 0
+    return runs
+
+
+def test_dense_layers_are_learnt_kept_and_gone_on_with(dense: OfDense, capsys: pytest.CaptureFixture[str]) -> None:
+    first, exported = dense.folder / "first/seed-0", dense.folder / "exported"
+    wanted = vectors_of(first)
+    assert wanted.shape[1] == 40
+    assert set(json.loads((first / "result.json").read_text())["metrics"]) >= {"spearman", "spearman_32"}
+    np.testing.assert_allclose(vectors_of(exported), wanted, atol=1e-6)
+    layers = [DenseConfig(outputs=outputs, activation="silu") for outputs in (48, 40)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is as initialised
+        model = BertForSentenceEmbedding.from_pretrained(first, Cube.single(), pooling="last", dense=layers)
+    laid = collate_texts([*load(first, "embed").task.reader.texts([rows(12)[0]["positive"]])], Cube.single())
+    np.testing.assert_allclose(F.normalize(model.eval()(laid)).detach().numpy()[0], wanted[0], atol=1e-6)
+    capsys.readouterr()
+    np.testing.assert_allclose(vectors_of(dense.run("next", exported)), wanted, atol=1e-4)
+    said = capsys.readouterr().err
+    assert "vectors: pooling last, dense to 48 (silu), dense to 40 (silu), at most 16 tokens, length 1" in said
+    assert "loaded: encoder, dense" in said
+    settings = json.loads((dense.folder / "next/finetune.json").read_text())
+    assert str(exported / "3_Dense/model.safetensors") in settings["files"], "another content is another start"
+
+
+def test_dense_layers_of_another_shape_are_refused(
+    dense: OfDense, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained."""
+    first = tmp_path / "first"
+    shutil.copytree(dense.folder / "first/seed-0", first)
+    settings = json.loads((first / "3_Dense/config.json").read_text())
+    (first / "3_Dense/config.json").write_text(json.dumps({**settings, "out_features": 36}))
+    assert main(dense.words("other", first)) == 2
+    refused = "has (40, 48) as the shape of dense.1.weight, and the modules.json of"
+    assert refused in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"dense\.1\.weight, and the modules\.json of .* asks for \(36, 48\)"):
+        load(first, "embed")
+
+
+@pytest.mark.slow
+def test_dense_layers_of_a_checkpoint_and_new_ones(dense: OfDense, capsys: pytest.CaptureFixture[str]) -> None:
+    first, exported = dense.folder / "first/seed-0", dense.folder / "exported"
+    capsys.readouterr()
+    np.testing.assert_allclose(vectors_of(dense.run("again", first)), vectors_of(first), atol=1e-4)
+    assert "loaded: encoder, dense" in capsys.readouterr().err
+    fresh = dense.run("fresh", exported, "--data.dense", "33")
+    assert "not taken from the folder, so as initialised: dense" in capsys.readouterr().err
+    assert vectors_of(fresh).shape[1] == 33
+    none = dense.run("none", first, "--data.dense", "--data.sizes", "64")
+    assert "in the folder, but not of this model: dense.0.bias" in capsys.readouterr().err
+    assert vectors_of(none).shape[1] == 128
+
+
 @pytest.mark.slow
 def test_the_shipped_recipe_needs_no_file(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[3] / "launch/recipes/finetune/embedded-pairs.toml"
@@ -348,7 +432,7 @@ def test_the_shipped_recipe_needs_no_file(tmp_path: Path) -> None:
     assert found["recall@10"] > 0.1, "it has learnt something: chance has 0.03"
 
 
-def losses_of(folder: Path, shape: Shape, output: Path) -> tuple[list[float], list[float]]:
+def losses_of(folder: Path, shape: Shape, output: Path, options: list[str]) -> tuple[list[float], list[float]]:
     """And rank correlations, of the command, here or on a rank whose process group stands."""
     if torch.distributed.is_initialized():
         world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -356,18 +440,20 @@ def losses_of(folder: Path, shape: Shape, output: Path) -> tuple[list[float], li
     x, y, z, data = shape
     more = ["--cube", f"{x}x{y}x{z}", "--data-parallel", str(data), "--model.dropout", "0", "--run.epochs", "2"]
     more += ["--model.attention-dropout", "0", "--run.evaluate-every", "0"]
-    more += ["--optimizer.shard-over-data"] * (data > 1)  # with frozen layers and rates by depth
-    assert main(["embed", str(folder / "small.toml"), "--output", str(output), *more]) == 0
+    if data > 1:  # with frozen layers and rates by depth
+        more += ["--optimizer.shard-over-data", "gradients" if options else "state"]
+    assert main(["embed", str(folder / "small.toml"), "--output", str(output), *more, *options]) == 0
     records = journal(output / "seed-0")
     losses = [record["loss"] for record in records if record["kind"] == "step"]
     return losses, [record["spearman"] for record in records if record["kind"] != "step"]
 
 
 @pytest.mark.slow
-def test_a_cube_has_the_same_losses_and_metrics(done: Path, tmp_path: Path) -> None:
-    losses, correlations = losses_of(done, (1, 1, 1, 1), tmp_path / "alone")
+@pytest.mark.parametrize("options", [[], ["--data.dense", "48", "35"]], ids=["encoder", "dense"])
+def test_a_cube_has_the_same_losses_and_metrics(done: Path, tmp_path: Path, options: list[str]) -> None:
+    losses, correlations = losses_of(done, (1, 1, 1, 1), tmp_path / "alone", options)
     assert len(losses) + len(correlations) == 6
-    for found in run_ranks(4, losses_of, done, (1, 1, 2, 2), tmp_path / "cube"):
+    for found in run_ranks(4, losses_of, done, (1, 1, 2, 2), tmp_path / "cube", options):
         assert found[0] == pytest.approx(losses, abs=2e-3)
         assert found[1] == pytest.approx(correlations, abs=1e-2)  # texts that are nearly as alike may change places
     texts = [(tmp_path / name / "seed-0/predictions/test.tsv").read_text().split() for name in ("alone", "cube")]

@@ -29,7 +29,7 @@ class Rounding:
     def __init__(self) -> None:
         self.texts = 0
 
-    def __call__(self, model: Any, texts: Sequence[EncodedText], pooling: str = "mean") -> Tensor:
+    def __call__(self, model: Any, texts: Sequence[EncodedText], pooling: str = "mean", dense: Any = None) -> Tensor:
         found = torch.stack(
             [torch.arange(32.0) + len(text.ids) + 1e-3 * (self.texts + i) for i, text in enumerate(texts)]
         )
@@ -81,7 +81,7 @@ def test_metrics_are_of_equal_numbers_too(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tools.finetune.embed_task.sentence_vectors", Rounding())
     monkeypatch.setattr("tools.finetune.rank_task.class_logits", Rounding())
     task: Any = SimpleNamespace(_parts={"dev": SimpleNamespace(texts=texts)}, _slots=1)
-    model: Any = SimpleNamespace(bert=None, pooling="mean")
+    model: Any = SimpleNamespace(bert=None, pooling="mean", dense=None)
     vectors = EmbedTask.outputs(task, model, "dev")
     assert vectors.shape == (3, 32)
     assert bytes(vectors[0]) == bytes(vectors[2]) != bytes(vectors[1])

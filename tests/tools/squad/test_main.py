@@ -20,6 +20,7 @@ def test_windows_are_counted_and_compared(tmp_path: Path, capsys: pytest.Capture
     counts = json.loads((tmp_path / "h.json").read_text())["counts"]
     told = capsys.readouterr().out
     assert f"{sum(counts)} windows of at most 16 tokens" in told
+    assert "unknown" not in told
     assert (len(counts), sum(counts) > 30) == (17, True)
     assert main([*arguments, "--compare", str(tmp_path / "h.json")]) == 0
     counts[16] += 1
@@ -35,6 +36,15 @@ def test_windows_are_counted_and_compared(tmp_path: Path, capsys: pytest.Capture
     assert "or --bad skip of tools.squad windows." in capsys.readouterr().err
     assert main([*arguments, "--bad", "skip"]) == 0
     assert "1 questions left out" in capsys.readouterr().out
+
+
+def test_windows_tell_what_the_tokenizer_has_no_pieces_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A context counts once, each of its questions as well."""
+    qas = [entry("q0", "what zebra?", ("red", 4)), entry("q1", "what?", ("red", 4))]
+    file = write(tmp_path / "f.json", squad(("the red zebras " + "a" * 101, qas)))
+    assert main(["windows", str(file), "--vocab", str(write_vocab(tmp_path)), "--question-length", "8"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("112 of 132 characters are unknown to the tokenizer, 101 of them in words of more than 100")
 
 
 def test_scores_of_version_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

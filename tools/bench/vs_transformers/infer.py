@@ -8,8 +8,9 @@ import statistics
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +18,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import nn
 
+from models.bert.embedding import Activation, DenseConfig
 from models.bert.huggingface import read_model_config
 from models.bert.huggingface.config import CONFIG
+from models.bert.huggingface.reader import file_tensors, reading
 from tools.bench.harness.benchmark import Benchmark, Count, Report
 from tools.bench.harness.figures import spread
 from tools.bench.harness.processes import using_threads
@@ -92,7 +96,8 @@ class Library(ABC):
 
 
 class VectorLibrary(Library):
-    """Mean vectors; as long, and of length 1, where the folder is one of sentence-transformers that says so.
+    """Mean vectors; as long, with dense layers and of length 1, where the folder is one of sentence-transformers that
+    says so.
 
     Raises:
         ValueError: as of `Library`; a folder with another pooling.
@@ -106,6 +111,7 @@ class VectorLibrary(Library):
         if settings.pooling != "mean" or settings.prompt or settings.lowercase:
             raise ValueError(f"{folder} asks for {settings.in_words()}, and what is compared are plain means.")
         self._normalize = settings.normalize
+        self._dense = nn.Sequential(*starmap(_dense, zip(settings.dense, settings.dense_folders, strict=True)))
         self._longest = settings.max_length or self._longest
 
     def difference(self, mine: Results, theirs: Results) -> float:
@@ -117,8 +123,29 @@ class VectorLibrary(Library):
         )
         h = self._model(**inputs).last_hidden_state
         mask = inputs["attention_mask"].unsqueeze(2)
-        mean = (h * mask).sum(1) / mask.sum(1)
-        return list((F.normalize(mean) if self._normalize else mean).numpy())
+        vectors = self._dense((h * mask).sum(1) / mask.sum(1))
+        return list((F.normalize(vectors) if self._normalize else vectors).numpy())
+
+
+_ACTIVATIONS: Mapping[Activation, type[nn.Module]] = {
+    "identity": nn.Identity,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+def _dense(layer: DenseConfig, folder: Path) -> nn.Module:
+    """A dense layer of sentence-transformers, whose weights are those that its settings ask for."""
+    files = file_tensors(folder)
+    with reading(files) as read:
+        parts = {name: tuple(slice(0, size) for size in each.shape) for name, each in files.items()}
+        whole = {name: read(name, part).float() for name, part in parts.items()}
+    linear = nn.Linear(whole["linear.weight"].shape[1], layer.outputs, layer.bias)
+    linear.load_state_dict({name.removeprefix("linear."): values for name, values in whole.items()})
+    return nn.Sequential(linear, _ACTIVATIONS[layer.activation]())
 
 
 class TagLibrary(Library):

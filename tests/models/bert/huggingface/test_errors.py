@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.bert import BertForPreTraining, BertModel, open_weights
+from models.bert.huggingface.config import config_from
 from tensor3d import Cube
 from tests.models.bert.huggingface.subject import original, same, settings_of, tensors_of, values, write
 from tests.ranks import run_ranks
@@ -85,7 +86,7 @@ def told(folder: Path) -> str:
         ({"num_hidden_layers": ...}, "has no num_hidden_layers"),
         ({"vocab_size": "67"}, "vocab_size must be a whole number. Got '67'."),
         ({"layer_norm_eps": True}, "layer_norm_eps must be a number. Got True."),
-        ({"num_attention_heads": 7}, "hidden must divide by heads=7"),
+        ({"num_attention_heads": 7}, "hidden_size must divide by num_attention_heads=7"),
         ({"vocab_size": 70}, "config.json says vocab_size 70, and the weights have 67 entries"),
         ({"num_hidden_layers": 3}, "the weights are of 2 layers, and config.json says num_hidden_layers 3"),
         ({"intermediate_size": 100}, "has shape (96, 64), and (100, 64) is needed"),
@@ -106,7 +107,7 @@ def test_settings(model: Any, tmp_path: Path, change: dict[str, Any], message: s
             {"pad_token_id": 30},
             "must be more than pad_token_id + 1 = 31, for RoBERTa's positions",
         ),
-        ("RobertaForMaskedLM", {"pad_token_id": -2}, "first_position must be at least 1"),
+        ("RobertaForMaskedLM", {"pad_token_id": -2}, "pad_token_id + 1 must be at least 1"),
         (
             "RobertaForMaskedLM",
             {"max_position_embeddings": 25},
@@ -502,3 +503,37 @@ def test_another_encoder_gets_none_of_these_weights(folder: Path, change: dict[s
     with pytest.raises(ValueError, match=r"has no counterpart in Hugging Face's BERT|is missing|has shape"):
         weights.fill(model, cube)
     assert same(values(model), before)
+
+
+SETTINGS = {
+    **{"model_type": "bert", "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 32, "max_position_embeddings": 20, "type_vocab_size": 2},
+}
+DEBERTA = {
+    **{"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False},
+    **{"share_att_key": True, "norm_rel_ebd": "layer_norm", "pos_att_type": "p2c|c2p", "position_buckets": 4},
+    **{"conv_kernel_size": 3, "conv_act": "gelu"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 3}, r"config.json: hidden_size must divide by num_attention_heads=3\. Got 16\."),
+        ({"type_vocab_size": 0}, r"config.json: type_vocab_size must be at least 1, but of the families \"mpnet\""),
+        ({"hidden_dropout_prob": 1.5}, r"config.json: hidden_dropout_prob must be at least 0 and below 1"),
+        ({"model_type": "electra", "embedding_size": 0}, r"config.json: embedding_size must be at least 1\. Got 0"),
+        (
+            {"model_type": "roberta", "pad_token_id": -1},
+            r"config.json: pad_token_id \+ 1 must be at least 1, the id of",
+        ),
+        ({**DEBERTA, "conv_kernel_size": 4}, r"config.json: conv_kernel_size must be odd and at least 3\. Got 4"),
+        (
+            {**DEBERTA, "num_hidden_layers": 1},
+            r"conv_kernel_size=3 needs at least 2 layers, for the .* Got num_hidden_layers=1\.",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_has_its_name_in_the_file(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_from({**SETTINGS, **changes}, Path("config.json"))

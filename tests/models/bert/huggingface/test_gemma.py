@@ -113,11 +113,11 @@ def test_other_spellings(changes: dict[str, Any], same_as: dict[str, Any]) -> No
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None, for scores"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping must be None, for logits"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_scaling must be None"),
-        ({"hidden_activation": "silu"}, "has a gate of gelu_tanh. Got activation='silu'"),
+        ({"hidden_activation": "silu"}, "has a gate of gelu_tanh. Got hidden_activation='silu'"),
         ({"layer_types": ["full_attention"] + ["sliding_attention"] * 23}, "layer_types must say 'full_attention' of"),
         ({"layer_types": None, "_sliding_window_pattern": -1}, "_sliding_window_pattern must be at least 1. Got -1"),
         ({"sliding_window": "many"}, "sliding_window must be a whole number. Got 'many'"),
-        ({"num_key_value_heads": 2}, "kv_heads must divide heads=3. Got 2"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads must divide num_attention_heads=3. Got 2"),
         ({"head_dim": 0, "query_pre_attn_scalar": 0}, "head_dim must be at least 1. Got 0"),
         (
             {"rope_local_base_freq": 5.0, "rope_parameters": {"sliding_attention": {"rope_theta": 9.0}}},

@@ -152,7 +152,7 @@ def test_the_waves_that_gtes_authors_have() -> None:
         ("nomic", {"head_dim": 32}, "head_dim must be hidden_size / num_attention_heads = 64. Got 32"),
         ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type must be 'layer_norm'"),
         ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type must be 'rope'"),
-        ("gte", {"hidden_act": "relu"}, "family=\"gte\" has a gate of silu or gelu. Got activation='relu'"),
+        ("gte", {"hidden_act": "relu"}, "family=\"gte\" has a gate of silu or gelu. Got hidden_act='relu'"),
         (
             "gte",
             {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}},

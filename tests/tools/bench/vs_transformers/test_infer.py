@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from models.bert.embedding import DenseConfig
+from models.bert.huggingface.export import WEIGHTS
 from tests.tools.asked import write_models
 from tools.bench.__main__ import main
 from tools.bench.vs_transformers.infer import (
@@ -153,8 +157,13 @@ def test_a_folder_of_sentence_transformers_is_obeyed_on_both_sides(tmp_path: Pat
     folder, output = tmp_path / "model", tmp_path / "figures.json"
     (folder / "1_Pooling").mkdir(parents=True)
     write_random_model(folder)
-    for name, content in sentence_json(SentenceSettings(encoder=folder, normalize=True, max_length=10), 256).items():
+    dense = (DenseConfig(outputs=70, activation="gelu"), DenseConfig(outputs=40, bias=False))
+    settings = SentenceSettings(encoder=folder, normalize=True, max_length=10, dense=dense)
+    for name, content in sentence_json(settings, 256).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
+    save_file({"linear.weight": torch.randn(70, 256), "linear.bias": torch.ones(70)}, folder / "2_Dense" / WEIGHTS)
+    save_file({"linear.weight": torch.randn(40, 70) / 8}, folder / "3_Dense" / WEIGHTS)
     sizes = ["--sentences", "40", "--rounds", "1", "--singles", "5", "--batch", "8", "--threads", "1"]
     assert main(["infer", *sizes, "--model", str(folder), "--output", str(output)]) == 0
     assert json.loads(output.read_text())["figures"]["difference_library"] <= 1e-5
