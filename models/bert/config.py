@@ -427,7 +427,10 @@ class BertConfig:
     @property
     def local_layers(self) -> int:
         """Layers whose attention has a window."""
-        return sum(self.window_of(layer) is not None for layer in range(self.layers))
+        if self.window is None:
+            return 0
+        without = self.layers // self._every if self.traits.last_is_global else -(-self.layers // self._every)
+        return self.layers - without
 
     @property
     def _every(self) -> int:

@@ -26,7 +26,7 @@ MUTATIONS = (
     ),
     Mutation(
         "deberta-unsaid-settings-are-taken",
-        "models/bert/huggingface/config.py",
+        "models/bert/huggingface/family_settings.py",
         old="        value = settings.get(name, default)\n        if value != needed:\n            said",
         new="        value = settings.get(name, needed)\n        if value != needed:\n            said",
         tests=("tests/models/bert/huggingface/test_deberta.py::test_what_is_not_said_is_as_the_library_has_it",),
@@ -189,7 +189,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ntk-with-its-base-alone",
-        "models/bert/huggingface/config.py",
+        "models/bert/huggingface/family_settings.py",
         old="base, factor = base * factor, factor ** (2 * heads / max(1, columns))",
         new="base, factor = base * factor, 1.0",
         tests=(

@@ -65,6 +65,7 @@ def test_the_published_settings_are_read_and_kept() -> None:
         **{"rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},  # type: ignore[arg-type]
     )
     assert [number for number in range(24) if config.window_of(number) is None] == [5, 11, 17, 23]
+    assert config.local_layers == 20
     assert {config.rotary_base_of(number) for number in (5, 23)} == {1_000_000.0}
     assert {config.rotary_base_of(number) for number in (0, 4, 22)} == {10_000.0}
     written = settings_of(config, "Gemma3TextModel", "fp32", found=PUBLISHED)
@@ -115,6 +116,7 @@ def test_other_spellings(changes: dict[str, Any], same_as: dict[str, Any]) -> No
         ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_scaling must be None"),
         ({"hidden_activation": "silu"}, "has a gate of gelu_tanh. Got hidden_activation='silu'"),
         ({"layer_types": ["full_attention"] + ["sliding_attention"] * 23}, "layer_types must say 'full_attention' of"),
+        ({"num_hidden_layers": 10**15}, "layer_types must say 'full_attention' of layers"),  # at once
         ({"layer_types": None, "_sliding_window_pattern": -1}, "_sliding_window_pattern must be at least 1. Got -1"),
         ({"sliding_window": "many"}, "sliding_window must be a whole number. Got 'many'"),
         ({"num_key_value_heads": 2}, "num_key_value_heads must divide num_attention_heads=3. Got 2"),

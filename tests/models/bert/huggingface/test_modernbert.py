@@ -99,6 +99,10 @@ def test_what_is_not_said_has_the_librarys_defaults() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "global_rope_theta 160000 and .* 5 contradict"),
         ({"layer_types": ["full_attention"] * 5}, "layer_types must say .*global_attn_every_n_layers = 3. Got"),
         ({"global_attn_every_n_layers": None, "layer_types": ["sliding_attention"] * 5}, "layer_types must say"),
+        (  # at once
+            {"global_attn_every_n_layers": None, "num_hidden_layers": 10**15, "layer_types": ["sliding_attention"]},
+            "layer_types must say",
+        ),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be at least 1. Got 0"),
         ({"hidden_size": None}, "hidden_size must be a whole number"),
     ],
