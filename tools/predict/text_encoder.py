@@ -90,6 +90,11 @@ class TextEncoder:
 
     def _fitted(self, first: list[int], second: list[int] | None, number: int) -> tuple[list[int], list[int] | None]:
         room = self.max_length - 2 - (self.tokenizer.layout.tokens_between if second is not None else 0)
+        if second is not None and room < 2:
+            raise ValueError(
+                f"max_length must be at least {self.max_length - room + 2} for pairs: the special tokens of this "
+                f"tokenizer, and a token of each text. Got {self.max_length}."
+            )
         total = len(first) + len(second or ())
         if total <= room:
             return first, second

@@ -416,6 +416,8 @@ def test_an_embeddinggemmas_second_text_begins_as_the_first_one_does(tmp_path: P
     short = TextEncoder(ours, 9, "truncate").texts(["a a a a a"], ["b b b"])[0]
     assert len(short.ids) == 9
     assert [each for each in short.ids.tolist() if each < 5] == [2, 1, 2, 1]
+    with pytest.raises(ValueError, match=r"max_length must be at least 6 for pairs: .* Got 5"):
+        TextEncoder(ours, 5).texts(["a"], ["b"])
     windows = make_windows([("the fox", "a b c d")], ours, AnswerSettings(max_length=16, question_length=8, stride=2))
     assert windows.heads[0].tolist() == [2, *ours.encode(["the fox"])[0], 1, 2]
     install = tmp_path / "ours"
