@@ -18,7 +18,7 @@ from tensor3d.batches.row_selection import RowSelection
 from tensor3d.batches.sequences import Sequences
 from tensor3d.distributed.cube import Cube
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.head_norm import HeadNorm3D, normed_and_turned
+from tensor3d.layers.head_norm import HeadNorm3D, are_as_one, normed_and_turned
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.relative import RelativeRows, gather_table
 from tensor3d.ops.autograd_function import out_of_graphs
@@ -26,7 +26,6 @@ from tensor3d.ops.rotary import check_rotary, rotary, rotary_of_parts
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch
 from tensor3d.sharding.layout_checks import mark_alike
 from tensor3d.sharding.matmul import matmul
-from tensor3d.torch_private import is_plain
 
 Recompute = Literal["none", "layer", "attention"]
 """What of a transformer layer is computed again in backward."""
@@ -179,7 +178,7 @@ class Attention3D(nn.Module):
         if self.rotary_base is not None:
             check_cover(sequences, qkv.shape[0])  # before positions meet rows that are not theirs
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-        as_one = norms is None or all(is_plain(each, HeadNorm3D) for each in norms)
+        as_one = norms is None or are_as_one(norms, self.head_dim)
         if self.rotary_base is not None and self.cube.speed.compile and as_one:
             waves = self.rotary_base, self.rotary_factor
             if norms is None:

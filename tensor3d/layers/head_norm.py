@@ -16,7 +16,8 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.layers.norm_kernels import gain_of, widened
 from tensor3d.ops.autograd_function import Function, once_differentiable, out_of_graphs
 from tensor3d.ops.rotary import check_rotary, cos_and_sin, frequencies
-from tensor3d.sharding.param_layout import check_layout, constant, local, replicated
+from tensor3d.sharding.param_layout import check_layout, constant, replicated
+from tensor3d.torch_private import is_plain
 
 
 class HeadNorm3D(nn.Module):
@@ -86,6 +87,15 @@ class _HeadNorm(Function):
 # --- Norms and rotary positions of one product at once, of a few regions ----------------------------------------------
 
 
+def are_as_one(norms: tuple[HeadNorm3D, HeadNorm3D], head_dim: int) -> bool:
+    """Whether both may be computed by `normed_and_turned`: nobody waits for either, and they differ in their weights
+    alone."""
+    if not all(is_plain(each, HeadNorm3D) for each in norms):
+        return False
+    of_queries, of_keys = ((each.head_dim, each.eps, each.zero_centered) for each in norms)
+    return of_queries == of_keys and of_queries[0] == head_dim
+
+
 @out_of_graphs
 def normed_and_turned(
     qkv: Tensor, positions: Tensor, norms: tuple[HeadNorm3D, HeadNorm3D], base: float, factor: float = 1.0
@@ -95,7 +105,7 @@ def normed_and_turned(
 
     Args:
         qkv: (T, g, h/g + 2, d): of each head of keys its heads of queries, k and v.
-        norms: of queries, and of keys.
+        norms: of queries, and of keys, which `are_as_one`.
 
     Returns:
         q (T, h, d), k and v (T, g, d).
@@ -121,11 +131,10 @@ class _NormedAndTurned(Function):
     ) -> tuple[Tensor, ...]:
         cube.ledger.forget_failed_passes()
         eps, zero_centered, waves = how
-        angles, weights = _angles(positions, cube, waves), (local(q_weight), local(k_weight))
-        *parts, q_rrms, k_rrms = cube.regions(
-            norm_and_turn, qkv.flatten(1), *weights, *angles, qkv.shape[2], eps, zero_centered
-        )
-        ctx.save_for_backward(qkv, positions, q_rrms, k_rrms)
+        angles, gains = _angles(positions, cube, waves), [gain_of(each, zero_centered) for each in (q_weight, k_weight)]
+        *parts, q_rrms, k_rrms = cube.regions(norm_and_turn, qkv.flatten(1), *gains, *angles, qkv.shape[2], eps)
+        # The weights, too, by which torch knows that nobody has changed them since.
+        ctx.save_for_backward(qkv, positions, q_rrms, k_rrms, q_weight, k_weight)
         ctx.q_weight, ctx.k_weight, ctx.cube, ctx.how = q_weight, k_weight, cube, how
         ctx.result_face, ctx.made = "y", f"norms of heads of {qkv.shape[3]} columns"
         return tuple(part.unflatten(1, (-1, qkv.shape[3])) for part in parts)
@@ -133,18 +142,17 @@ class _NormedAndTurned(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, positions, *rrms = ctx.saved_tensors
+        qkv, positions, *rrms, q_weight, k_weight = ctx.saved_tensors
         cube, (_, zero_centered, waves), parameters = ctx.cube, ctx.how, (ctx.q_weight, ctx.k_weight)
-        angles, weights = _angles(positions, cube, waves), [local(each) for each in parameters]
+        angles, gains = _angles(positions, cube, waves), [gain_of(each, zero_centered) for each in (q_weight, k_weight)]
         product, *of_weights = cube.regions(
             norm_and_turn_back,
             *(each.flatten(1) for each in gradients),
             qkv.flatten(1),
             *rrms,
-            *weights,
+            *gains,
             *angles,
             qkv.shape[2],
-            zero_centered,
         )
         asked, over = asked_for(ctx, *parameters), cube.over(*replicated().sum_over)
         for parameter, gradient, is_asked in zip(parameters, of_weights, asked, strict=True):
@@ -158,23 +166,16 @@ def _angles(positions: Tensor, cube: Cube, waves: tuple[float, int, float]) -> t
 
 
 def norm_and_turn(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    parts: int,
-    eps: float,
-    zero_centered: bool,
+    qkv: Tensor, q_gain: Tensor, k_gain: Tensor, cos: Tensor, sin: Tensor, parts: int, eps: float
 ) -> tuple[Tensor, ...]:
     """Of (T, g * parts * d) normed and turned queries (T, h * d) and keys, and values (T, g * d); and of queries and
     keys 1/sqrt(mean of squares), (T, h) and (T, g): a region."""
     q, k, v = qkv.unflatten(1, (-1, parts, 2 * cos.shape[1])).split([parts - 2, 1, 1], 2)
     cos, sin, turned, rrms = cos[:, None, None], sin[:, None, None], [], []
-    for each, weight in ((q, q_weight), (k, k_weight)):
+    for each, gain in ((q, q_gain), (k, k_gain)):
         wide = widened(each)
         of_each = (wide.square().mean(3, keepdim=True) + eps).rsqrt()
-        normal = wide * of_each * (weight + 1 if zero_centered else weight)
+        normal = wide * of_each * gain
         turned.append(_turned(normal, cos, sin, each.dtype).flatten(1))
         rrms.append(of_each.flatten(1))
     return (*turned, v.clone().flatten(1), *rrms)
@@ -187,24 +188,23 @@ def norm_and_turn_back(
     qkv: Tensor,
     q_rrms: Tensor,
     k_rrms: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
+    q_gain: Tensor,
+    k_gain: Tensor,
     cos: Tensor,
     sin: Tensor,
     parts: int,
-    zero_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of their product, (T, g * parts * d), and of both weights, (d,): a region."""
     d = 2 * cos.shape[1]
     q, k, _ = qkv.unflatten(1, (-1, parts, d)).split([parts - 2, 1, 1], 2)
     cos, sin, found, of_weights = cos[:, None, None], -sin[:, None, None], [], []
-    for gradient, each, of_each, weight in ((dq, q, q_rrms, q_weight), (dk, k, k_rrms, k_weight)):
+    for gradient, each, of_each, gain in ((dq, q, q_rrms, q_gain), (dk, k, k_rrms, k_gain)):
         rrms = of_each.unflatten(1, (-1, each.shape[2], 1))
         # Of the type that `rotary` gives, too.
         wide = _turned(gradient.unflatten(1, (-1, each.shape[2], d)), cos, sin, gradient.dtype).to(rrms.dtype)
         normal = each.to(rrms.dtype) * rrms
         of_weights.append((wide * normal).sum((0, 1, 2)))
-        g = wide * (weight + 1 if zero_centered else weight)
+        g = wide * gain
         mean = (g * normal).mean(3, keepdim=True)
         found.append(((g - normal * mean) * rrms).to(each.dtype))
     return torch.cat([*found, dv.unflatten(1, (-1, 1, d))], 2).flatten(1), of_weights[0], of_weights[1]

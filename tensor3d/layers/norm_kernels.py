@@ -247,8 +247,9 @@ def norm_alone_backward(
 
 
 def gain_of(weight: Tensor, zero_centered: bool) -> Tensor:
-    """What a norm multiplies by: this rank's block of its weight, or 1 and that."""
-    return local(weight) + 1 if zero_centered else local(weight)
+    """What a norm multiplies by: this rank's block of its weight, or 1 and that, in at least fp32: of 16 bits the sum
+    would lose what a small weight says."""
+    return widened(local(weight)) + 1 if zero_centered else local(weight)
 
 
 def rms_norm(

@@ -22,6 +22,7 @@ from tensor3d import (
     shard,
 )
 from tensor3d.attention.relative import BiasBuckets
+from tensor3d.layers.head_norm import normed_and_turned
 from tests.default_type import default_type
 from tests.models.toy import Shape
 from tests.ranks import run_ranks
@@ -110,6 +111,43 @@ def test_norms_that_somebody_watches_are_called_where_regions_are_compiled() -> 
     watched.q_norm.register_forward_hook(lambda *_: called.append("q"))  # type: ignore[union-attr]
     assert torch.allclose(watched(x, sequences), an_attention(Cube.single())(x, sequences), atol=1e-6)
     assert called == ["q"]
+
+
+def test_norms_that_differ_in_more_than_weights_are_not_computed_as_one() -> None:
+    """A region would take the keys' eps, and whether 1 is added, from the queries' norm."""
+    x, sequences = drawn(sum(LENGTHS), HIDDEN), Sequences.from_lengths(list(LENGTHS))
+    for other in ({"eps": 0.5, "zero_centered": True}, {"eps": 1e-4}):
+        given = []
+        for cube in (Cube.single(), Cube.single(speed=ExecutionPolicy(compile=True))):
+            attention = an_attention(cube)
+            attention.k_norm = HeadNorm3D(WIDTH, cube, **other)  # type: ignore[arg-type]
+            given.append(attention(x, sequences))
+        assert torch.equal(*given)
+    attention.k_norm = HeadNorm3D(1, attention.cube)
+    with pytest.raises(ValueError, match=r"needs \(rows, heads, 1\)"):
+        attention(x, sequences)
+
+
+def test_a_weight_that_is_changed_before_backward_is_told_by_torch() -> None:
+    q_norm, k_norm = norms = HeadNorm3D(WIDTH, Cube.single()), HeadNorm3D(WIDTH, Cube.single())
+    for each in (q_norm, k_norm):
+        q, *_ = normed_and_turned(drawn(5, GROUPS, 4, WIDTH).requires_grad_(), torch.arange(5), norms, BASE)
+        with torch.no_grad():
+            each.weight.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            q.sum().backward()
+
+
+def test_a_small_weight_of_16_bits_counts_beside_the_1() -> None:
+    x = drawn(5, HEADS, WIDTH)
+    norms = HeadNorm3D(WIDTH, Cube.single(), zero_centered=True), RMSNorm3D(WIDTH, Cube.single(), zero_centered=True)
+    for norm, rows in zip(norms, (x, x[:, 0]), strict=True):
+        norm.bfloat16().weight.data.fill_(0.003)
+        wanted = F.rms_norm(rows, (WIDTH,), 1 + norm.weight.float(), eps=norm.eps)
+        assert torch.allclose(norm(rows), wanted, rtol=1e-5)
+    plain, qkv = HeadNorm3D(WIDTH, Cube.single(), zero_centered=True), x.unsqueeze(2).expand(-1, -1, 3, -1)
+    small, none = (normed_and_turned(qkv, torch.arange(5), (each, each), BASE)[0] for each in (norms[0], plain))
+    assert torch.allclose(small, none * (1 + norms[0].weight[0].item()), rtol=1e-5)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -93,6 +93,11 @@ class EmbedData:
     those of model.start_from, with their weights, else none. []: none."""
     dense_activation: Activation = "tanh"
     """Of new dense layers."""
+    query_prompt: str | None = None
+    """What stands before each anchor, and each query of a collection. The folder that is made has it as its prompt
+    "query". Default: the prompt by which model.start_from makes all vectors, mostly none."""
+    document_prompt: str | None = None
+    """What stands before each positive and negative, and each document of a collection; its prompt "document"."""
     normalize: bool | None = None
     """Whether the model is to give vectors of length 1. Default: as model.start_from has it, else true."""
     max_length: Annotated[int | None, AtLeast(5)] = None
@@ -173,8 +178,13 @@ def settings_for(data: EmbedData, model: ModelSection) -> SentenceSettings:
     if data.dense is not None:
         fresh = tuple(DenseConfig(outputs=outputs, activation=data.dense_activation) for outputs in data.dense)
         begun = dataclasses.replace(begun, dense=fresh, dense_folders=())
+    given = {"query": data.query_prompt, "document": data.document_prompt}
+    asked = {name: text for name, text in given.items() if text is not None}
+    for name in asked:
+        dataclasses.replace(begun, prompts=asked).with_prompt(name, begun.encoder)  # which says what cannot be
     return dataclasses.replace(
         begun,
+        prompts={**begun.prompts, **asked},
         pooling=data.pooling or begun.pooling,
         normalize=begun.normalize if data.normalize is None else data.normalize,
         max_length=data.max_length or begun.max_length or MAX_LENGTH,
@@ -191,15 +201,19 @@ class TextTable:
         self._settings = settings
         self._numbers: dict[str, int] = {}
         self._where: list[str] = []
+        self.bare: list[str] = []
+        """Of each, what stands behind its prompt."""
 
-    def add(self, text: str | None, where: str, what: object) -> int:
-        """Its number. Raises ValueError for a text with nothing in it, naming the place."""
+    def add(self, text: str | None, where: str, what: object, prompt: str | None = None) -> int:
+        """Its number, behind this prompt or else that of all. Raises ValueError for a text with nothing in it, naming
+        the place."""
         if not (text or "").strip():
             raise ValueError(f"{where}: {what!r} has no text. Got {text!r}. Leave the row out.")
         assert text is not None, "it has content"
-        number = self._numbers.setdefault(self._settings.prepared(text), len(self._numbers))
+        number = self._numbers.setdefault(self._settings.prepared(text, prompt), len(self._numbers))
         if number == len(self._where):
             self._where.append(where)
+            self.bare.append(self._settings.prepared(text, ""))
         return number
 
     def encoded(self, encoder: TextEncoder) -> list[EncodedText]:
@@ -221,7 +235,7 @@ class Rows:
 
     texts: Sequence[EncodedText]
     keys: NDArray[np.int64]
-    """(texts,): the same for those that the model reads as the same."""
+    """(texts,): the same for those that the model reads as the same, whatever their prompts."""
     examples: Sequence[tuple[int, ...]]
     """Anchor, positive, negatives."""
     scores: NDArray[np.float64] | None
@@ -259,9 +273,12 @@ def read_examples(data: EmbedData, part: str, settings: SentenceSettings, encode
     score = (data.score if data.loss == "cosine" else None) if training else data.scored_by
     negatives = data.negatives if training else ()
     for row in _rows(data, part, [anchor, positive, *negatives, *([score] if score is not None else [])]):
-        own = [table.add(_one(row, column), row.where, column) for column in (anchor, positive)]
+        own = [
+            table.add(_one(row, anchor), row.where, anchor, data.query_prompt),
+            table.add(_one(row, positive), row.where, positive, data.document_prompt),
+        ]
         for column in negatives:
-            own += _negatives(row, column, table, own)
+            own += _negatives(row, column, table, own, data.document_prompt)
         examples.append(tuple(own))
         where.append(row.where)
         if score is not None:
@@ -270,7 +287,10 @@ def read_examples(data: EmbedData, part: str, settings: SentenceSettings, encode
         raise ValueError(f"{getattr(data, part)} has no row. Give a file with at least one.")
     texts = table.encoded(encoder)
     seen: dict[bytes, int] = {}
-    keys = np.array([seen.setdefault(text.ids.tobytes(), len(seen)) for text in texts], dtype=np.int64)
+    read = [text.ids for text in texts]
+    if data.query_prompt != data.document_prompt:
+        read = [np.array(ids[: encoder.max_length]) for ids in encoder.tokenizer.encode(table.bare)]
+    keys = np.array([seen.setdefault(ids.tobytes(), len(seen)) for ids in read], dtype=np.int64)
     rows = None if score is None else np.array(scores)
     return Rows(texts=texts, keys=keys, examples=examples, scores=rows, where=where)
 
@@ -294,7 +314,7 @@ def _one(row: Row, column: Column) -> str | None:
     return value
 
 
-def _negatives(row: Row, column: Column, table: TextTable, own: Sequence[int]) -> list[int]:
+def _negatives(row: Row, column: Column, table: TextTable, own: Sequence[int], prompt: str | None) -> list[int]:
     value = row.values[column]
     if not (value or "").strip():
         raise ValueError(
@@ -302,9 +322,10 @@ def _negatives(row: Row, column: Column, table: TextTable, own: Sequence[int]) -
             f"{column!r} out of data.negatives."
         )
     assert value is not None, "it has content"
-    found = [table.add(text, row.where, column) for text in value.split(_SEPARATOR)]
-    if same := [each for each in found if each in own[:2]]:
-        what = "anchor" if same[0] == own[0] else "positive"
+    found = [table.add(text, row.where, column, prompt) for text in value.split(_SEPARATOR)]
+    refused = [table.bare[each] for each in own[:2]]
+    if same := [table.bare[each] for each in found if table.bare[each] in refused]:
+        what = "anchor" if same[0] == refused[0] else "positive"
         raise ValueError(f"{row.where}: a negative in {column!r} is the {what} itself. Leave the row out.")
     return found
 
@@ -328,24 +349,27 @@ def pairs_as_collection(rows: Rows) -> Collection:
     """The positive of each anchor is to be found among those of all, but for the anchor itself."""
     places: dict[int, int] = {}
     queries: dict[int, dict[int, float]] = {}
-    first: dict[int, int] = {}
+    anchors: dict[int, int] = {}
+    positives: dict[int, int] = {}
     for anchor, positive, *_ in rows.examples:
         key, other = int(rows.keys[anchor]), int(rows.keys[positive])
-        first.setdefault(key, anchor)
-        first.setdefault(other, positive)
+        anchors.setdefault(key, anchor)
+        positives.setdefault(other, positive)
         queries.setdefault(key, {})[places.setdefault(other, len(places))] = 1.0
     return Collection(
         texts=rows.texts,
-        queries=[first[key] for key in queries],
+        queries=[anchors[key] for key in queries],
         query_names=[str(number) for number in range(len(queries))],
-        documents=[first[key] for key in places],
+        documents=[positives[key] for key in places],
         document_names=[str(number) for number in range(len(places))],
         grades=list(queries.values()),
         omitted=[places[key] if places.get(key, -1) not in (-1, *own) else -1 for key, own in queries.items()],
     )
 
 
-def read_collection(folder: Path, split: str, settings: SentenceSettings, encoder: TextEncoder) -> Collection:
+def read_collection(
+    folder: Path, split: str, settings: SentenceSettings, encoder: TextEncoder, data: EmbedData
+) -> Collection:
     """A collection as BEIR has it (Thakur et al. 2021, arXiv 2104.08663): documents are their title and their text, and
     queries those of the relevance file.
 
@@ -355,8 +379,8 @@ def read_collection(folder: Path, split: str, settings: SentenceSettings, encode
     """
     table = TextTable(settings)
     corpus, queries, relevance = collection_files(folder, split)
-    documents = _named(corpus, ("title", "text"), table)
-    known = _named(queries, ("text",), table)
+    documents = _named(corpus, ("title", "text"), table, data.document_prompt)
+    known = _named(queries, ("text",), table, data.query_prompt)
     if not relevance.is_file():
         there = ", ".join(sorted(path.name for path in relevance.parent.glob("*.tsv"))) or "none"
         raise ValueError(f"{relevance} is not there. Name another split, data.dev_split or data.test_split: {there}.")
@@ -378,7 +402,7 @@ def read_collection(folder: Path, split: str, settings: SentenceSettings, encode
     )
 
 
-def _named(path: Path, columns: Sequence[str], table: TextTable) -> dict[str, int]:
+def _named(path: Path, columns: Sequence[str], table: TextTable, prompt: str | None) -> dict[str, int]:
     """Texts by their names, in the order of the file."""
     found: dict[str, int] = {}
     for row in read_rows(path, ("_id", *columns), format="jsonl"):
@@ -388,7 +412,7 @@ def _named(path: Path, columns: Sequence[str], table: TextTable) -> dict[str, in
         if name in found:
             raise ValueError(f"{row.where}: the name {name!r} is there already. Each needs its own.")
         text = " ".join(value.strip() for column in columns if (value := row.values[column]) and value.strip())
-        found[name] = table.add(text, row.where, columns[-1])
+        found[name] = table.add(text, row.where, columns[-1], prompt)
     if not found:
         raise ValueError(f"{path} has no row. Give a file with at least one.")
     return found

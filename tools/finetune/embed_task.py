@@ -71,7 +71,12 @@ class EmbedTask(ABC):
         rows = read_examples(data, "train", self._settings, encoder)
         self._check_steps(rows, recipe.run.batch)
         self.train = self._examples(rows)
-        self.notes: Sequence[str] = (f"vectors: {self._settings.in_words()}", *self._notes(rows))
+        prompts = [
+            self._settings.prompt if each is None else each for each in (data.query_prompt, data.document_prompt)
+        ]
+        asked = f"queries behind the prompt {prompts[0]!r}, documents behind {prompts[1]!r}"
+        given = [asked] if prompts != [self._settings.prompt] * 2 else []
+        self.notes: Sequence[str] = (f"vectors: {self._settings.in_words()}", *given, *self._notes(rows))
         self._parts: dict[str, Rows | Collection] = {}
         for part, name in (("dev", data.dev), ("test", data.test)):
             if part == "dev" or name is not None:
@@ -90,7 +95,7 @@ class EmbedTask(ABC):
     def _read(self, part: str, name: str | None, encoder: Any) -> Rows | Collection:
         if name is not None and is_collection(Path(name)):
             split_name = self._data.dev_split if part == "dev" else self._data.test_split
-            return read_collection(Path(name), split_name, self._settings, encoder)
+            return read_collection(Path(name), split_name, self._settings, encoder, self._data)
         rows = read_examples(self._data, part, self._settings, encoder)
         return pairs_as_collection(rows) if rows.scores is None else rows
 

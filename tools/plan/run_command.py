@@ -47,14 +47,16 @@ def run_command(plan: BoxPlan, costs: BertCosts, cluster: Cluster, *, preset: st
     """
     recipe = f"launch/recipes/{_OF_FAMILIES.get(costs.config.family, _RECIPES.get(preset or '', 'quickstart'))}.toml"
     start = "launch/local.sh" if cluster.nodes == 1 else "python launch/ssh.py --hostfile hosts"
-    return shlex.join([*start.split(), *_box(plan), recipe, *_overrides(plan, costs, ROOT / recipe, preset, overlap)])
+    # Behind the recipe, where each launcher takes what is training's own.
+    order = ["--wire", ",".join(plan.shape.wire)] if plan.shape.ranks > 1 else []
+    overrides = _overrides(plan, costs, ROOT / recipe, preset, overlap)
+    return shlex.join([*start.split(), *_box(plan), recipe, *order, *overrides])
 
 
 def _box(plan: BoxPlan) -> list[str]:
     shape = plan.shape
     copies = ["--data-parallel", str(shape.data)] if shape.data > 1 else []
-    order = ["--wire", ",".join(shape.wire)] if shape.ranks > 1 else []
-    return ["--cube", f"{shape.x}x{shape.y}x{shape.z}", *copies, *order]
+    return ["--cube", f"{shape.x}x{shape.y}x{shape.z}", *copies]
 
 
 def _overrides(plan: BoxPlan, costs: BertCosts, recipe: Path, preset: str | None, overlap: Overlap) -> list[str]:

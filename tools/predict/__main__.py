@@ -117,7 +117,8 @@ class PredictCommand(CubeCommand):
         self._check_name()
         if not is_launched():  # else it is the first rank's alone
             self._check_output()
-        check_folder(self.model, self.task, self.shape, max_length=self.max_length)
+        name = self.options.get("prompt_name")
+        check_folder(self.model, self.task, self.shape, max_length=self.max_length, prompt_name=name)
 
     @property
     def written(self) -> str:
@@ -435,6 +436,9 @@ class EmbedCommand(PredictCommand):
     dimensions: int | None = None
     """Numbers of a vector, from the first one: those after which it has learnt to be cut (data.sizes of fine-tuning).
     Lengths of 1 become 1 again. Default: all."""
+    prompt_name: str | None = None
+    """Of the prompts in the folder's config_sentence_transformers.json the one that stands before each text, such as
+    "query" or "document". Default: that which it names as the default, else none."""
     output_format: Literal["jsonl", "npy", "parquet"] = "jsonl"
     """"npy": an array, float32 (texts, numbers of a vector), in --output; a skipped text is a row of nan. "parquet":
     columns id, vector and error, in --output."""
@@ -446,8 +450,9 @@ class EmbedCommand(PredictCommand):
 
     @property
     def options(self) -> Mapping[str, Any]:
+        asked = {"pooling": self.pooling, "normalize": self.normalize, "dimensions": self.dimensions}
         more = {} if self.against is None else {"against": self.against, "top": self.top}
-        return {"pooling": self.pooling, "normalize": self.normalize, "dimensions": self.dimensions, **more}
+        return {**asked, "prompt_name": self.prompt_name, **more}
 
     @property
     def written(self) -> str:

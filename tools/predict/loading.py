@@ -100,6 +100,7 @@ class _OfVectors(_Common, total=False):
     pooling: Pooling | None
     normalize: bool
     dimensions: int | None
+    prompt_name: str | None
 
 
 # fmt: off
@@ -154,6 +155,7 @@ def load(
     pooling: Pooling | None = None,
     normalize: bool = False,
     dimensions: int | None = None,
+    prompt_name: str | None = None,
     against: Path | str | None = None,
     top: int | None = None,
     collection: Path | str | Mapping[str, str] | None = None,
@@ -176,6 +178,8 @@ def load(
             folder's modules.json (sentence-transformers) has it, else "mean". Its dense layers are behind whichever.
         normalize: of embed: whether vectors have length 1, also where the folder does not ask for it.
         dimensions: of embed: columns that are kept, from the first one; lengths of 1 become 1 again. Default: all.
+        prompt_name: of embed: the prompt that stands before each text, of those in the folder's
+            config_sentence_transformers.json. Default: that which it names as the default, else none.
         against: of embed: a file or folder of vectors that `tools.predict embed` has written. Results are then the
             `top` nearest of these.
         top: of rank, passages of each query that are given, best first (default: all); of embed with `against`, texts
@@ -196,7 +200,7 @@ def load(
             cannot be; on every rank.
     """
     cube = cube or Cube.single()
-    opened = run_on_all_ranks(cube, lambda: _opened(Path(folder), task, max_length))
+    opened = run_on_all_ranks(cube, lambda: _opened(Path(folder), task, max_length, prompt_name))
     weights = opened.weights
     if cube.rank == 0 and opened.sentences is not None:
         _tell_sentences(opened.root, opened.sentences, pooling, max_length)
@@ -233,10 +237,12 @@ def load(
     return Predictor(made, source.batch_tokens)
 
 
-def check_folder(folder: Path, task: TaskName, shape: CubeShape, *, max_length: int | None = None) -> None:
+def check_folder(
+    folder: Path, task: TaskName, shape: CubeShape, *, max_length: int | None = None, prompt_name: str | None = None
+) -> None:
     """Raises ValueError for what `load` would refuse of a folder on such a cube: all but its tokenizer, which takes
     longer to read, and the numbers of its weights. No process needs to be connected."""
-    _opened(folder, task, max_length).weights.config.check(shape)
+    _opened(folder, task, max_length, prompt_name).weights.config.check(shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,12 +401,19 @@ def _tell_sentences(root: Path, sentences: SentenceSettings, pooling: Pooling | 
     _log.info("%s makes vectors by its modules.json: %s%s", root, sentences.in_words(), instead)
 
 
-def _opened(folder: Path, task: str, max_length: int | None) -> _Opened:
+def _opened(folder: Path, task: str, max_length: int | None, prompt_name: str | None = None) -> _Opened:
     # Imported here: who only reads this module's names needs no safetensors.
     from models.bert.huggingface import model_folder_of, open_weights
 
     root, where = model_folder_of(folder), ""
     sentences = sentence_settings(root) if task == "embed" else None
+    if prompt_name is not None:
+        if sentences is None:
+            raise ValueError(
+                f"{root} has no prompt of the name {prompt_name!r:.80}: folders of sentence-transformers have some. "
+                "Write it into the texts."
+            )
+        sentences = sentences.with_prompt(prompt_name, root)
     if sentences is not None:
         folder = folder if sentences.encoder == root else sentences.encoder
         if max_length is None:

@@ -12,7 +12,7 @@ tokenizer_config.json                   model_max_length, where nothing else lim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,29 @@ class SentenceSettings:
     lowercase: bool = False
     prompt: str = ""
     """What stands before each text."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Those that the folder has, by their names."""
+    includes_prompt: bool = True
+    """Whether pooling counts a prompt's tokens."""
 
-    def prepared(self, text: str) -> str:
-        text = (self.prompt + text).strip()  # as the library does; byte-level pieces would have the space
+    def with_prompt(self, name: str, where: Path) -> SentenceSettings:
+        """The same with the prompt of this name, of the folder `where`.
+
+        Raises:
+            ValueError: there is none of this name, or pooling without its tokens is asked for.
+        """
+        if name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise ValueError(f"{where / _PROMPTS} has no prompt of the name {name!r:.80}. Its prompts are {known}.")
+        found = replace(self, prompt=self.prompts[name])
+        _check_counted(found, where)
+        return found
+
+    def prepared(self, text: str, prompt: str | None = None) -> str:
+        """What the tokenizer is given of a text, behind this prompt or else its own."""
+        text = (
+            (self.prompt if prompt is None else prompt) + text
+        ).strip()  # as the library does; byte-level pieces would have the space
         return text.lower() if self.lowercase else text
 
     def in_words(self) -> str:
@@ -153,13 +173,8 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
         dense.append(layer)
         width = layer.outputs
     most, lowercase = _encoder_settings(encoder)
-    prompt = _prompt(folder / _PROMPTS)
-    if prompt and not includes_prompt:
-        raise ValueError(
-            f"{modules[1][1] / 'config.json'} has include_prompt = false, and {folder} a prompt, {prompt!r}: pooling "
-            "without the prompt's tokens is not known here. Take the default_prompt_name away, or set it to true."
-        )
-    return SentenceSettings(
+    prompt, prompts = _prompts(folder / _PROMPTS)
+    settings = SentenceSettings(
         encoder=encoder,
         pooling=pooling,
         dense=tuple(dense),
@@ -168,7 +183,20 @@ def sentence_settings(folder: Path) -> SentenceSettings | None:
         max_length=most,
         lowercase=lowercase,
         prompt=prompt,
+        prompts=prompts,
+        includes_prompt=includes_prompt,
     )
+    _check_counted(settings, folder)
+    return settings
+
+
+def _check_counted(settings: SentenceSettings, folder: Path) -> None:
+    if settings.prompt and not settings.includes_prompt:
+        raise ValueError(
+            f"the pooling of {folder} has include_prompt = false, and texts stand behind the prompt "
+            f"{settings.prompt!r}: pooling without the prompt's tokens is not known here. Choose no prompt, or set it "
+            "to true."
+        )
 
 
 def sentence_files(folder: Path) -> list[str]:
@@ -199,7 +227,10 @@ def sentence_json(settings: SentenceSettings, hidden: int) -> dict[str, Any]:
         }
         for number, kind in enumerate(kinds)
     ]
-    prompts = {"prompts": {"default": settings.prompt}, "default_prompt_name": "default"} if settings.prompt else {}
+    prompts, chosen = dict(settings.prompts), None
+    if settings.prompt:
+        chosen = next((name for name, text in prompts.items() if text == settings.prompt), "default")
+        prompts[chosen] = settings.prompt
     return {
         MODULES: modules,
         "1_Pooling/config.json": {
@@ -217,7 +248,7 @@ def sentence_json(settings: SentenceSettings, hidden: int) -> dict[str, Any]:
             for number, (width, layer) in enumerate(zip(widths, settings.dense, strict=False), start=2)
         },
         _ENCODER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
-        _PROMPTS: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine", **prompts},
+        _PROMPTS: {"prompts": prompts, "default_prompt_name": chosen, "similarity_fn_name": "cosine"},
     }
 
 
@@ -323,17 +354,21 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
     return most, bool(settings.get("do_lower_case", False))
 
 
-def _prompt(path: Path) -> str:
+def _prompts(path: Path) -> tuple[str, dict[str, str]]:
+    """The one that stands before each text, and those that have a name."""
     if not path.is_file():
-        return ""
+        return "", {}
     known = {"prompts", "default_prompt_name", "similarity_fn_name", "__version__"}
     settings = _settings(path, known, harmless={"model_type": "SentenceTransformer"})
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    named = {}
+    if isinstance(prompts, dict):
+        named = {each: text for each, text in prompts.items() if isinstance(text, str) and is_unicode(text)}
     if name is None:
-        return ""
-    if not isinstance(prompts, dict) or not isinstance(name, str) or not is_unicode(prompts.get(name)):
+        return "", named
+    if not isinstance(name, str) or name not in named:
         raise ValueError(f"{path}: default_prompt_name = {name!r} is none of its prompts, {prompts!r:.80}.")
-    return str(prompts[name])
+    return named[name], named
 
 
 def _settings(path: Path, known: set[str], harmless: Mapping[str, Any] | None = None) -> dict[str, Any]:

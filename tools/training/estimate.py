@@ -503,7 +503,10 @@ def _encoder(config: BertConfig) -> str:
             positions += f", a convolution of {config.conv_kernel} tokens beside the first layer"
         mlp = f"a gate of {config.activation.upper()}" if config.has_gate else "GELU"
         return f"classic: {positions}, {mlp}, LayerNorm {'after' if config.norm == 'post' else 'before'} each block"
-    told = "modern: rotary positions, GeGLU, LayerNorm before each block, no bias"
+    traits, gate = config.traits, {"silu": "SwiGLU", "gelu_tanh": "GeGLU by tanh"}.get(config.activation, "GeGLU")
+    norm = f"{'RMSNorm' if traits.rms_norm else 'LayerNorm'} before{' and after' * traits.out_norms} each block"
+    more = ", and of queries and keys" if traits.qk_norm else ""
+    told = f"modern: rotary positions, {gate}, {norm}{more}, no bias"
     if not config.local_layers:
         return told
     return f"{told}; {config.local_layers} of {config.layers} layers see less than {config.window} tokens far"

@@ -145,7 +145,8 @@ class WeightSource(ABC):
         finally:
             # Writing to the blocks of DTensors is not seen on the parameters, by which keepers of copies go.
             torch.autograd.graph.increment_version(list(used.values()))
-        fresh = tuple(sorted(wanted - set(found)))
+        weighted = {part_of(name) for name in parameters}  # without a masked-LM head that is the embedding alone
+        fresh = tuple(sorted(wanted.intersection(weighted) - set(found)))
         declined = tuple(part for part in fresh if part in self._declined)
         self._check_same(used, cube)
         spoilt = [name for name, parameter in used.items() if not local(parameter).detach().isfinite().all()]

@@ -387,7 +387,7 @@ MUTATIONS = (
     Mutation(
         "norm-around-nought",
         "tensor3d/layers/norm_kernels.py",
-        old="return local(weight) + 1 if zero_centered else local(weight)",
+        old="return widened(local(weight)) + 1 if zero_centered else local(weight)",
         new="return local(weight)",
         tests=("tests/layers/test_head_norm.py",),
     ),
@@ -401,8 +401,8 @@ MUTATIONS = (
     Mutation(
         "heads-norm-behind-the-turn",
         "tensor3d/layers/head_norm.py",
-        old="normal = wide * of_each * (weight + 1 if zero_centered else weight)",
-        new="normal = wide * (weight + 1 if zero_centered else weight)",
+        old="normal = wide * of_each * gain",
+        new="normal = wide * gain",
         tests=("tests/slow/test_fusion.py::test_compiled_models_equal_eager_ones[1x1x1-torch.float64]",),
     ),
     Mutation(

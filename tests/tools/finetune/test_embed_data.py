@@ -168,6 +168,41 @@ def collection(folder: Path, **qrels: str) -> Path:
     return folder
 
 
+def test_queries_and_documents_have_their_own_prompts(tmp_path: Path) -> None:
+    rows = [{"anchor": "red", "positive": "blue"}, {"anchor": "green", "positive": "red"}]
+    path, prompts = lines(tmp_path / "p.jsonl", *rows), {"query_prompt": "number ", "document_prompt": "the "}
+    task = task_of(tmp_path, path, test=str(path), **prompts)
+    assert words(task, tmp_path) == [["number red", "the blue"], ["number green", "the red"]]
+    told = [
+        "queries behind the prompt 'number ', documents behind 'the '",
+        "1 pairs share a text with another pair, of which it is no negative",  # whatever the prompts
+    ]
+    assert list(task.notes[1:]) == told
+    found = task._parts["test"]
+    assert isinstance(found, Collection)
+    tokenizer = small_tokenizer(tmp_path)
+    asked, given = (
+        [tokenizer.decode(found.texts[each].ids[1:-1].tolist()) for each in part]
+        for part in (found.queries, found.documents)
+    )
+    assert (asked, given) == (["number red", "number green"], ["the blue", "the red"])
+    assert found.omitted == [1, -1]
+    files = task.facts().files(PRESETS["tiny"])  # type: ignore[misc]
+    assert files["config_sentence_transformers.json"]["prompts"] == {"query": "number ", "document": "the "}
+    assert files["config_sentence_transformers.json"]["default_prompt_name"] is None
+    lines(path, {**rows[0], "wrong": "red"})
+    with pytest.raises(ValueError, match="a negative in 'wrong' is the anchor itself"):
+        task_of(tmp_path, path, negatives=("wrong",), **prompts)
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    lines(folder / "corpus.jsonl", {"_id": "d", "title": "white", "text": "house"})
+    lines(folder / "queries.jsonl", {"_id": "q", "text": "green"})
+    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n")
+    lines(path, *rows)
+    beir = task_of(tmp_path, path, test=str(folder), **prompts)._parts["test"]
+    assert [tokenizer.decode(text.ids[1:-1].tolist()) for text in beir.texts] == ["the white house", "number green"]
+
+
 def test_a_collection_of_beir(tmp_path: Path) -> None:
     train = lines(tmp_path / "pairs.jsonl", *({"anchor": a, "positive": b} for a, b in PAIRS))
     (tmp_path / "beir").mkdir()

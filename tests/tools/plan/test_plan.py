@@ -240,6 +240,9 @@ def test_the_printed_command_trains_on_the_pick(
         if content["cluster"]["nodes"] == 1
         else shlex.split("python launch/ssh.py --hostfile hosts")
     )
+    recipe_at = next(number for number, word in enumerate(words) if word.endswith(".toml"))
+    named = {word for word in words[begin:recipe_at] if word.startswith("--")}
+    assert named <= {"--cube", "--data-parallel"}, "all that each launcher takes before the recipe"
     run = resolve(parse(words[begin:]))
     run.check()
     assert run.shape == CubeShape(**pick["box"])

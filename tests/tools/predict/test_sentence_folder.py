@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tensor3d import Cube
 from tests.ranks import run_ranks
 from tools.predict import load
+from tools.predict.__main__ import main
 from tools.predict.sentence_folder import sentence_files, sentence_json, sentence_settings
 
 transformers = pytest.importorskip("transformers")
@@ -280,6 +281,24 @@ def test_the_prompt_and_the_case_of_the_folder_are_obeyed(encoder: Path, tmp_pat
 def test_prompts_that_nobody_asks_for_change_nothing(encoder: Path, tmp_path: Path) -> None:
     folder = described(encoder, tmp_path, prompts={"prompts": {"query": "query: "}, "default_prompt_name": None})
     np.testing.assert_allclose(vectors(folder), plain(encoder, TEXTS, "mean"), atol=1e-5)
+
+
+def test_a_prompt_may_be_named(encoder: Path, tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "Query: ", "document": "", "other": 3}, "default_prompt_name": None}
+    folder = described(encoder, tmp_path, prompts=prompts)
+    wanted = plain(encoder, ["Query: " + text for text in TEXTS], "mean")
+    np.testing.assert_allclose(vectors(folder, prompt_name="query"), wanted, atol=1e-5)
+    np.testing.assert_allclose(vectors(folder, prompt_name="document"), plain(encoder, TEXTS, "mean"), atol=1e-5)
+    assert main(["embed", str(folder), "--prompt-name", "query", "--output", str(tmp_path / "v.jsonl"), TEXTS[0]]) == 0
+    np.testing.assert_allclose(json.loads((tmp_path / "v.jsonl").read_text())["vector"], wanted[0], atol=1e-5)
+    with pytest.raises(ValueError, match=r"has no prompt of the name 'other'. Its prompts are document, query"):
+        vectors(folder, prompt_name="other")
+    with pytest.raises(ValueError, match=r"has no prompt of the name 'query': folders of sentence-transformers"):
+        vectors(encoder, prompt_name="query")
+    write(folder / "1_Pooling/config.json", {**MEAN, "include_prompt": False})
+    with pytest.raises(ValueError, match=r"include_prompt = false"):
+        vectors(folder, prompt_name="query")
+    np.testing.assert_allclose(vectors(folder, prompt_name="document"), plain(encoder, TEXTS, "mean"), atol=1e-5)
 
 
 MEAN = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}

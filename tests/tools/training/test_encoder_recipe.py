@@ -11,11 +11,12 @@ import pytest
 
 from models.bert.cost_model.param_shapes import parameters
 from tensor3d import CubeShape
+from tests.models.toy import FAMILIES, toy_config
 from tests.tools.runs import arguments, losses
 from tools import pretrain
 from tools.training import estimate, resume
 from tools.training.config import BatchConfig, DataConfig, ModelConfig, TrainConfig, read_config
-from tools.training.estimate import expect, report
+from tools.training.estimate import _encoder, expect, report
 from tools.training.resume import check_resume, check_start
 
 MODERN = ["--model.encoder", "modern", "--model.layers", "3", "--model.window", "9"]
@@ -39,6 +40,14 @@ def test_a_recipe_resolves_to_its_encoder() -> None:
 def test_a_recipe_refuses_options_of_the_other_encoder(model: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig(model=ModelConfig(**model))
+
+
+def test_a_recipe_tells_whose_norms_and_gate_it_has() -> None:
+    gemma = toy_config(67, **{**FAMILIES["gemma"], "window": None, "global_every": None, "local_rotary_base": None})
+    told = (
+        "modern: rotary positions, GeGLU by tanh, RMSNorm before and after each block, and of queries and keys, no bias"
+    )
+    assert _encoder(gemma) == told
 
 
 def test_the_dry_run_tells_the_encoder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,6 @@ def test_whether_a_folder_has_the_head_its_class_says(tmp_path: Path) -> None:
     told = export_huggingface(BertModel(config, cube), cube, tmp_path / "bare")
     assert (told.architecture, open_weights(tmp_path / "bare").heads) == ("Gemma3TextModel", ())
     filled = open_weights(tmp_path / "bare").fill(BertForPreTraining(config, cube), cube)
-    assert filled.in_words() == "loaded: encoder; not in the folder, so as initialised: masked_lm"
+    assert (filled.in_words(), filled.fresh) == ("loaded: encoder", ()), "nothing of it is as initialised"
     settings = json.loads((tmp_path / "language" / CONFIG).read_text())
     assert (settings["sliding_window"], settings["layer_types"][1]) == (6, "full_attention")
