@@ -335,7 +335,7 @@ def _further_norms(config: BertConfig, wire: CommModel, compiled: bool, state: i
         columns = (config.heads + config.key_heads) * config.head_size
         operators, touched = operators + more, touched + of_each * state * columns // config.hidden
     if traits.zero_centered_norms:
-        norms = 2 + 2 * traits.out_norms + 2 * (traits.qk_norm and not compiled)
+        norms = 2 + 2 * traits.out_norms + 2 * traits.qk_norm
         operators += _ZERO_CENTERED * norms
     return Work(operators=operators, touched=touched)
 
