@@ -102,8 +102,8 @@ MUTATIONS = (
     Mutation(
         "disentangled-embeddings-of-the-generator-alone",
         "models/bert/model.py",
-        old="chosen = [self.tokens(ids, planes_alike=planes_alike), *added]",
-        new="chosen = [self.tokens(ids, planes_alike=planes_alike)]",
+        old="chosen = [tokens if self.scale is None else tokens * self.scale, *added]",
+        new="chosen = [tokens if self.scale is None else tokens * self.scale]",
         tests=(DISENTANGLED,),
     ),
     Mutation(
@@ -638,8 +638,8 @@ MUTATIONS = (
     Mutation(
         "block-pre-norm-without-residual",
         "tensor3d/layers/transformer.py",
-        old="return self._added(x, self.mlp(self.mlp_norm(x)), self.dropout)",
-        new="return self._added(x, self.mlp(x), self.dropout)",
+        old="part = self.mlp(self.mlp_norm(x))",
+        new="part = self.mlp(x)",
         tests=(
             "tests/models/bert/test_model_modern.py::test_single_device_equals_plain_pytorch",
             "tests/models/test_gpt.py",
