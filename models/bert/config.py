@@ -31,7 +31,10 @@ class BertConfig:
     heads: int
     """Attention heads of a layer; divides hidden, unless head_dim is said."""
     head_dim: int | None = None
-    """Of EmbeddingGemma: columns of a head. Default: hidden / heads."""
+    """Of EmbeddingGemma and Qwen3: columns of a head. Default: hidden / heads."""
+    causal: bool = False
+    """Of Qwen3: a token sees itself and what came before it, as in the published models. It has no head of masked
+    tokens then."""
     kv_heads: int | None = None
     """Of the modern encoder: heads of keys and values; divides heads (grouped-query attention, Ainslie et al. 2023,
     arXiv 2305.13245). Default: as many as heads."""
@@ -56,7 +59,7 @@ class BertConfig:
     padding and one more, MPNet's 2."""
     types: int = 2
     """Token types: first and second sentence. 1: every token has it, also of second sentences. MPNet, DistilBERT,
-    ModernBERT, EuroBERT, EmbeddingGemma and DeBERTa have 0; GTE may."""
+    ModernBERT, EuroBERT, EmbeddingGemma, Qwen3 and DeBERTa have 0; GTE may."""
     dropout: float = 0.1
     """Probability, of hidden states."""
     attention_dropout: float = 0.1
@@ -64,8 +67,9 @@ class BertConfig:
     attention_out_dropout: float | None = None
     """Of the modern encoder: probability, of what attention's output projection gives. Default: dropout."""
     activation: Activation = "gelu"
-    """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's, of the gate, which
-    is "silu" or "gelu", as the gates of NomicBERT and GTE are, and EmbeddingGemma's, which is "gelu_tanh"."""
+    """Inside the MLP and the masked-LM head. The modern encoder's is always "gelu", but EuroBERT's and Qwen3's, of the
+    gate, which is "silu" or "gelu", as the gates of NomicBERT and GTE are, and EmbeddingGemma's, which is
+    "gelu_tanh"."""
     norm: Norm = "post"
     """LayerNorm after each residual, as in BERT, or before each block. The modern encoder, XLM-RoBERTa-XL,
     RoBERTa-PreLayerNorm and Megatron-BERT are always "pre"."""
@@ -75,7 +79,7 @@ class BertConfig:
     """Standard deviation of initial weights."""
     family: Family = "bert"
     """Whose heads stand on the encoder, and whose names it has in Hugging Face's library. "modernbert" has the modern
-    one, "eurobert" and "gemma3_text" (EmbeddingGemma) too, with RMSNorm; "bert" may have either."""
+    one, "eurobert", "gemma3_text" (EmbeddingGemma) and "qwen3" too, with RMSNorm; "bert" may have either."""
     encoder: Encoder = "classic"
     """"classic": BERT's. "modern": rotary positions, GeGLU, LayerNorm before each block and no bias (model.py)."""
     window: int | None = None
@@ -96,8 +100,9 @@ class BertConfig:
     local_rotary_base: float | None = None
     """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
     pooling: Pooling = "cls"
-    """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT, EuroBERT and
-    EmbeddingGemma. "late", of EuroBERT: the head looks at each token, and the mean of all is its answer."""
+    """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT, EuroBERT,
+    EmbeddingGemma and Qwen3. "last", of Qwen3: the state of the last token. "late", of EuroBERT: the head looks at each
+    token, and the mean of all is its answer."""
 
     @property
     def traits(self) -> FamilyTraits:
@@ -149,6 +154,15 @@ class BertConfig:
             known = told((name for name, each in FAMILIES.items() if self.pooling in each.poolings), " and ")
             raise ValueError(
                 f'pooling="{self.pooling}" belongs to family={known}. Got family={self.family!r}. Leave it out.'
+            )
+        if self.causal and not traits.may_be_causal:
+            raise ValueError(
+                f"causal belongs to family={told(having('may_be_causal'))}. Got causal=True with "
+                f"family={self.family!r}. Leave it out."
+            )
+        if self.causal and self.pooling == "cls":
+            raise ValueError(
+                'causal=True needs pooling="last" or "mean", for the first token of a text sees no other. Got "cls".'
             )
         lowest = int(traits.behind_padding)
         if self.first_position < lowest or (self.first_position and not lowest):
@@ -382,7 +396,7 @@ class BertConfig:
     @property
     def masked_lm_is_embedding(self) -> bool:
         """Whether the masked-LM head has no weight of its own at all."""
-        return self.traits.decoder_alone and self.tied
+        return self.traits.decoder_alone and self.tied and not self.causal
 
     @property
     def has_pooler_bias(self) -> bool:

@@ -190,10 +190,20 @@ def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube, face: Face = "z") -
         h: (M/xy, H/z) on face z, of all rows.
         face: of h and of the result; on face y, y and z change places.
     """
-    owner, slots = owners(batch), len(batch.first)
-    tokens = owner.new_zeros(slots + 1).index_add(0, owner % (slots + 1), torch.ones_like(owner))[:slots]
-    sums = sum_rows(h, owner, slots, cube, face)
-    return (sums / local_rows(tokens.clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
+    owner = owners(batch)
+    sums = sum_rows(h, owner, len(batch.first), cube, face)
+    return (sums / local_rows(_tokens(batch, owner).clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
+
+
+def last_of_texts(batch: PackedBatch) -> Tensor:
+    """int64 (C,): the row of the plane with the last token of each text, in the order of `batch.first`; -1: unused."""
+    return batch.first + (_tokens(batch, owners(batch)) - 1).clamp(min=0)
+
+
+def _tokens(batch: PackedBatch, owner: Tensor) -> Tensor:
+    """int64 (C,): of each text of the plane, in the order of `batch.first`; 0 in unused slots."""
+    slots = len(batch.first)
+    return owner.new_zeros(slots + 1).index_add(0, owner % (slots + 1), torch.ones_like(owner))[:slots]
 
 
 def owners(batch: PackedBatch) -> Tensor:

@@ -11,7 +11,7 @@ from tensor3d.ops.activations import Activation
 
 Encoder = Literal["classic", "modern"]
 Norm = Literal["post", "pre"]
-Pooling = Literal["cls", "mean", "late"]
+Pooling = Literal["cls", "mean", "last", "late"]
 Family = Literal[
     "bert",
     "roberta",
@@ -28,6 +28,7 @@ Family = Literal[
     "modernbert",
     "eurobert",
     "gemma3_text",
+    "qwen3",
     "deberta-v2",
     "jina_embeddings_v3",
     "nomic_bert",
@@ -87,6 +88,8 @@ class FamilyTraits:
     §3.4)."""
     head_dims: bool = False
     """Whether the columns of a head need not be hidden / heads."""
+    may_be_causal: bool = False
+    """Whether there are models of it in which a token sees itself and what came before it alone."""
     windows: bool = True
     """Whether layers of the modern encoder may have a window."""
     global_every: int = 3
@@ -180,6 +183,20 @@ FAMILIES: Mapping[str, FamilyTraits] = MappingProxyType(
             last_is_global=True,
             decoder_alone=True,
             poolings=("cls", "mean"),
+        ),
+        "qwen3": FamilyTraits(
+            encoders=("modern",),
+            types=0,
+            least_types=0,
+            activations=_GATES,
+            embedding_norm=False,
+            rms_norm=True,
+            qk_norm=True,
+            head_dims=True,
+            may_be_causal=True,
+            windows=False,
+            decoder_alone=True,
+            poolings=("cls", "mean", "last"),
         ),
         "deberta-v2": FamilyTraits(
             norms=("post",), types=0, least_types=0, distances=True, disentangles_embeddings=True, pooler="gelu"

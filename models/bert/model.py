@@ -64,7 +64,9 @@ from tensor3d.ops.activations import activated
 # 2025, arXiv 2503.05500, §2.1) is a decoder's layer that sees all tokens, as of Llama 3: RMSNorm before both blocks of
 # every layer, a gate of SiLU, fewer heads of keys and values, and no norm of the embeddings. `family="gemma3_text"` is
 # EmbeddingGemma (Schechter Vera et al. 2025, arXiv 2509.20354), the same of Gemma 3: RMSNorms of queries and keys and
-# of what attention and MLP give, too, a gate of GELU, and windows.
+# of what attention and MLP give, too, a gate of GELU, and windows. `family="qwen3"` (Yang et al. 2025, arXiv
+# 2505.09388) has EuroBERT's layer with RMSNorms of queries and keys; of Qwen3-Embedding (Zhang et al. 2025, arXiv
+# 2506.05176), which is `causal`, the state of the last token is the vector of a text.
 #
 # Others kept BERT's norms behind each block. Jina's third embedding model (`family="jina_embeddings_v3"`, Sturua et al.
 # 2024, arXiv 2409.10173) kept all but the table of positions; NomicBERT (`"nomic_bert"`, Nussbaum et al. 2024, arXiv
@@ -93,6 +95,7 @@ def rotary_layer(
         config.hidden,
         config.heads,
         cube,
+        config.causal,
         dropout=config.attention_dropout,
         backend=backend,
         bias=config.layer_biases[0],
@@ -520,7 +523,11 @@ class Pooler(nn.Module):
 
 class BertForPreTraining(Pretrained):
     """The encoder with both heads of pre-training, or that of masked tokens alone (`BertConfig.next_sentence`), whose
-    next-sentence figures are 0. Arguments as of `BertModel`."""
+    next-sentence figures are 0. Arguments as of `BertModel`.
+
+    Raises:
+        ValueError: an encoder that sees no later tokens, or see `BertModel`.
+    """
 
     def __init__(
         self,
@@ -533,6 +540,11 @@ class BertForPreTraining(Pretrained):
         read_rows_only: bool = False,
     ) -> None:
         super().__init__()
+        if config.causal:
+            raise ValueError(
+                "masked tokens are told by what stands on both sides of them, and this encoder sees no later tokens. "
+                "Got causal=True. Set it to false (is_causal of its config.json)."
+            )
         self.config, self.cube = config, cube
         self.bert = BertModel(
             config,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.bert.config import BertConfig
-from models.bert.embedding import Pooling, mean_of_texts, pooled_vectors
+from models.bert.embedding import Pooling, last_of_texts, mean_of_texts, pooled_vectors
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier
 from models.bert.model import BertForPreTraining, BertModel, Pooler, PredictionHead
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
@@ -88,9 +88,10 @@ class BertForSequenceClassification(_BertClassifier):
         if self.config.pooling == "mean":
             mean = mean_of_texts(h, batch, self.cube)
             return self.prediction_head(mean) if self.config.traits.prediction_head else self.pooler.of_rows(mean)
+        rows = last_of_texts(batch) if self.config.pooling == "last" else batch.first
         if self.config.traits.prediction_head:
-            return self.prediction_head(select(h, batch.first, self.cube))
-        return self.pooler(h, batch.first, self.dropout if self.config.traits.drops_before_pooler else None)
+            return self.prediction_head(select(h, rows, self.cube))
+        return self.pooler(h, rows, self.dropout if self.config.traits.drops_before_pooler else None)
 
     def logits_of_texts(self, laid: TextBatch) -> Tensor:
         """(N, c): those of all texts of the batch, in their order and with their graph, the same on every rank: for a

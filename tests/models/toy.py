@@ -32,6 +32,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"layers": 3, "window": 4, "global_every": 2, "rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},
         **{"activation": "gelu_tanh", "head_dim": 12, "kv_heads": 4},
     },
+    "qwen": {
+        **{"family": "qwen3", "encoder": "modern", "types": 0, "next_sentence": False, "eps": 1e-6},
+        **{"activation": "silu", "head_dim": 12, "kv_heads": 4, "rotary_base": 1_000_000.0},
+    },
     "jina": {"family": "jina_embeddings_v3", "types": 1, "next_sentence": False, "rotary_factor": 1.5},
     "nomic": {"family": "nomic_bert", "activation": "silu", "next_sentence": False},
     "gte": {"family": "gte", "types": 1, "next_sentence": False},

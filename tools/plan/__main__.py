@@ -52,9 +52,10 @@ class PlanCommand:
     model: str = "large"
     """tiny, mini, small, base, large (BERT), 10b, 100b, roberta-base, roberta-large, xlm-roberta-xl,
     xlm-roberta-xxl, megatron-bert-345m, megatron-bert-3.9b, gatortron-large, modernbert-base, modernbert-large,
-    eurobert-210m, eurobert-610m, eurobert-2.1b, embeddinggemma-300m, mpnet-base, deberta-v2-xlarge,
-    deberta-v2-xxlarge, deberta-v3-xsmall, deberta-v3-small, deberta-v3-base, deberta-v3-large, mdeberta-v3-base,
-    jina-embeddings-v3, nomic-bert-base or gte-multilingual-base; sizes below replace the preset's."""
+    eurobert-210m, eurobert-610m, eurobert-2.1b, embeddinggemma-300m, qwen3-embedding-0.6b, qwen3-embedding-4b,
+    qwen3-embedding-8b, mpnet-base, deberta-v2-xlarge, deberta-v2-xxlarge, deberta-v3-xsmall, deberta-v3-small,
+    deberta-v3-base, deberta-v3-large, mdeberta-v3-base, jina-embeddings-v3, nomic-bert-base or
+    gte-multilingual-base; sizes below replace the preset's."""
     model_folder: Path | None = None
     """Instead of a preset, the sizes of a model's folder: a Hugging Face folder, a run, or what tools.convert has
     written. Its weights are not read."""
@@ -248,6 +249,13 @@ class PlanCommand:
             positions=self.positions,
             folder=self.model_folder,
         )
+        if config.causal:
+            _log.warning(
+                "the model in %s sees no later tokens. Planned is one of its sizes that sees them, and learns masked "
+                "tokens.",
+                self.model_folder,
+            )
+            config = dataclasses.replace(config, causal=False)
         both = config.traits.next_sentence if self.objective is None else self.objective != "masked-lm"
         config = dataclasses.replace(config, next_sentence=both)
         batch = Batch(

@@ -45,6 +45,11 @@ _GEMMA: dict[str, Any] = {
     **{"activation": "gelu_tanh", "window": 257, "rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},
     **{"dropout": 0.0, "attention_dropout": 0.0},
 }
+_QWEN: dict[str, Any] = {
+    **{"family": "qwen3", "encoder": "modern", "types": 0, "positions": 32768, "eps": 1e-6, "kv_heads": 8},
+    **{"activation": "silu", "head_dim": 128, "rotary_base": 1_000_000.0, "pooling": "last"},
+    **{"dropout": 0.0, "attention_dropout": 0.0},
+}
 _DEBERTA: dict[str, Any] = {"family": "deberta-v2", "types": 0, "vocab": 128100, "eps": 1e-7, "position_buckets": 256}
 _MPNET: dict[str, Any] = {"family": "mpnet", "first_position": 2, "types": 0, "vocab": 30527, "eps": 1e-5}
 _JINA: dict[str, Any] = {"family": "jina_embeddings_v3", "types": 1, "vocab": 250002, "positions": 8194, "eps": 1e-5}
@@ -82,6 +87,12 @@ MODELS: Mapping[str, BertConfig] = MappingProxyType(
         # Schechter Vera et al. 2025, arXiv 2509.20354.
         "embeddinggemma-300m": BertConfig(
             layers=24, hidden=768, heads=3, kv_heads=1, head_dim=256, inner=1152, **_GEMMA
+        ),
+        # Zhang et al. 2025, arXiv 2506.05176: planned as encoders that see both sides, which learn masked tokens.
+        "qwen3-embedding-0.6b": BertConfig(layers=28, hidden=1024, heads=16, inner=3072, vocab=151669, **_QWEN),
+        "qwen3-embedding-4b": BertConfig(layers=36, hidden=2560, heads=32, inner=9728, vocab=151665, **_QWEN),
+        "qwen3-embedding-8b": BertConfig(
+            layers=36, hidden=4096, heads=32, inner=12288, vocab=151665, tied=False, **_QWEN
         ),
         # Song et al. 2020, arXiv 2004.09297.
         "mpnet-base": BertConfig(layers=12, hidden=768, heads=12, **_MPNET),

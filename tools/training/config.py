@@ -134,7 +134,7 @@ class ModelConfig:
     """Modern encoder alone: heads of keys and values, each of which serves heads / kv_heads heads of queries. Default:
     as many as heads."""
     head_dim: int | None = None
-    """Of the family "gemma3_text" alone: columns of a head. Default: hidden / heads."""
+    """Of the families "gemma3_text" and "qwen3": columns of a head. Default: hidden / heads."""
     inner: int | None = None
     """Columns inside the MLP. Default: 4 * hidden; of the modern encoder 8/3 * hidden in whole 64s."""
     encoder: Literal["classic", "modern"] = "classic"
@@ -153,7 +153,7 @@ class ModelConfig:
     local_rotary_base: float | None = None
     """With a window: the same of layers that have it. Default: rotary_base."""
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    """Classic encoder: inside the MLP and the masked-LM head. EuroBERT, NomicBERT, GTE: of the gate, "silu" or
+    """Classic encoder: inside the MLP and the masked-LM head. EuroBERT, Qwen3, NomicBERT, GTE: of the gate, "silu" or
     "gelu"; of EmbeddingGemma "gelu_tanh"."""
     eps: Annotated[float, Positive()] = 1e-12
     """Added to LayerNorm's variances."""
@@ -181,16 +181,18 @@ class ModelConfig:
     """Of DeBERTa: tokens that a convolution beside the first layer looks at, odd and at least 3. Default: none."""
     family: Family = "bert"
     """Whose heads stand on the encoder, to go on with such a model of Hugging Face's library, or to become one.
-    "modernbert", "eurobert" and "gemma3_text" (EmbeddingGemma) have the modern encoder, "bert" may have either."""
+    "modernbert", "eurobert", "gemma3_text" (EmbeddingGemma) and "qwen3" have the modern encoder, "bert" may have
+    either."""
     first_position: int = 0
     """Of RoBERTa's relatives: row of the position table for the first token, the id of padding and one more; of MPNet
     always 2."""
     types: int | None = None
     """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT,
-    EmbeddingGemma and DeBERTa 0, of Jina's third and GTE 1."""
-    pooling: Literal["cls", "mean", "late"] = "cls"
-    """Of ModernBERT, EuroBERT and EmbeddingGemma: what classifiers of texts will look at, the state of [CLS] or the
-    mean of all tokens'; "late", of EuroBERT: each token, and the answer is the mean of theirs."""
+    EmbeddingGemma, Qwen3 and DeBERTa 0, of Jina's third and GTE 1."""
+    pooling: Literal["cls", "mean", "last", "late"] = "cls"
+    """Of ModernBERT, EuroBERT, EmbeddingGemma and Qwen3: what classifiers of texts will look at, the state of [CLS] or
+    the mean of all tokens'; "last", of Qwen3: the state of the last one; "late", of EuroBERT: each token, and the
+    answer is the mean of theirs."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     tied: bool = True

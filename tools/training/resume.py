@@ -427,6 +427,11 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
 
 def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
     ours, longest = recipe.model.config(recipe.data), recipe.data.max_length
+    if theirs.causal:
+        raise ValueError(
+            f"the model in {folder} sees no later tokens, and masked tokens are told by both sides. Write "
+            '"is_causal": false into its config.json, so that it sees all from here on, or begin with another model.'
+        )
     _check_distances(f"the model in {folder}", theirs, ours)
     has_table = not (theirs.has_rotary or ours.has_rotary)
     if has_table and theirs.positions < longest:

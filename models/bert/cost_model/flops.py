@@ -49,9 +49,12 @@ def work(config: BertConfig) -> Work:
     """
     hidden, mixed, local = config.hidden, config.mixed_size, config.local_layers
     matrices = 3 if config.has_gate else 2
+    pairs = _of_pairs(config) * _PASSES * (config.layers - local) * mixed
+    half = pairs // 2 if config.causal else 0  # n (n + 1) / 2 pairs of a text of n tokens
     return Work(
-        per_token=2 * _PASSES * config.layers * hidden * (config.qkv_size + mixed + matrices * config.inner_size),
-        per_square=_of_pairs(config) * _PASSES * (config.layers - local) * mixed,
+        per_token=half
+        + 2 * _PASSES * config.layers * hidden * (config.qkv_size + mixed + matrices * config.inner_size),
+        per_square=pairs - half,
         per_near=4 * _PASSES * local * mixed,
         window=config.window if local else None,
     )

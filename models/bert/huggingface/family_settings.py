@@ -346,6 +346,43 @@ def _gemma_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, A
     }
 
 
+# Qwen3's. The library's layers see what came before alone, unless `is_causal` says otherwise.
+_CAUSAL, _SEES_ALL = "is_causal", [_GLOBAL]
+_OF_QWEN = {_HEAD_DIM: 128, _KEY_HEADS: 32}
+"""The library's defaults."""
+
+
+def _qwen_fields(settings: Mapping[str, Any], architecture: Architecture, where: Path) -> dict[str, Any]:
+    """What a Qwen3 has beside the sizes of all."""
+    causal, kinds = settings.get(_CAUSAL, True), settings.get("layer_types")
+    if not isinstance(causal, bool):
+        raise ValueError(f"{where}: {_CAUSAL} must be true or false. Got {causal!r:.60}.")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != _GLOBAL for kind in kinds)):
+        raise ValueError(f"{where}: layer_types must say {_GLOBAL!r} of all layers here. Got {kinds!r:.200}.")
+    said = {name: settings[name] if settings.get(name) is not None else each for name, each in _OF_QWEN.items()}
+    columns, key_heads = (number(said, name, where, int) for name in _OF_QWEN)
+    base = _agreed_base(table(settings, _ROPE, where), settings, _THETA, _DEFAULT_BASE, where)
+    return {
+        **{"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0, "causal": causal},
+        **{"eps": architecture.defaults["layer_norm_eps"], "head_dim": columns, "kv_heads": key_heads},
+        **{"rotary_base": base, "pooling": "last"},
+    }
+
+
+def _qwen_settings(config: BertConfig, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back of `_qwen_fields`, in both spellings."""
+    base = config.rotary_base_of(0)
+    return {
+        **({} if config.causal and _CAUSAL not in found else {_CAUSAL: config.causal}),
+        _HEAD_DIM: config.head_size,
+        _KEY_HEADS: config.key_heads,
+        _THETA: base,
+        _ROPE: {"rope_type": "default", "rope_theta": base},
+        "layer_types": [_GLOBAL] * config.layers,
+        **{name: needed for name, (needed, _) in ARCHITECTURES["qwen3"].fixed.items() if needed is not None},
+    }
+
+
 # What DeBERTa's attention is like, as the second and third version have it: the value that is needed, the library's
 # default, and what another one means.
 _DISENTANGLED: dict[str, tuple[Any, Any, str]] = {
@@ -431,6 +468,7 @@ FAMILY_SETTINGS: Mapping[str, FamilySettings] = MappingProxyType(
         "modernbert": FamilySettings(read=_modern_fields, write=_modern_settings),
         "eurobert": FamilySettings(read=_eurobert_fields, write=_eurobert_settings),
         "gemma3_text": FamilySettings(read=_gemma_fields, write=_gemma_settings),
+        "qwen3": FamilySettings(read=_qwen_fields, write=_qwen_settings),
         "deberta-v2": FamilySettings(read=_deberta_fields, write=_deberta_settings),
         **{
             name: FamilySettings(read=_rotary_fields, write=_rotary_settings)

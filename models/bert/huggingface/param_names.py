@@ -222,12 +222,13 @@ def heads_among(
 
     Args:
         said: the library's classes that the model was saved from: they alone say whether it has a masked-LM head that
-            is the embedding.
+            is the embedding. An encoder that sees no later tokens has none: its decoder tells the next token.
     """
     marks = {**_MARKS, "masked_lm": DECODER_WEIGHT} if architecture.decoder_alone else _MARKS
     if config.masked_lm_is_embedding and architecture.class_of(("masked_lm",)) in said:
         marks = {**marks, "masked_lm": EMBEDDING}
-    return tuple(head for head in HEADS if marks[head] in names)
+    found = (head for head in HEADS if marks[head] in names)
+    return tuple(head for head in found if head != "masked_lm" or not config.causal)
 
 
 def canonical(name: str, architecture: Architecture, *, is_bare: bool) -> str:

@@ -181,6 +181,29 @@ MUTATIONS = (
         tests=("tests/models/bert/huggingface/test_gemma.py::test_the_published_settings_are_read_and_kept",),
     ),
     Mutation(
+        "a-causal-encoder-sees-all",
+        "models/bert/model.py",
+        old="        config.causal,\n",
+        new="",
+        tests=(
+            "tests/models/bert/huggingface/test_architectures.py::test_models_by_chance_compute_what_the_librarys_do",
+        ),
+    ),
+    Mutation(
+        "a-next-token-head-is-a-masked-lm-head",
+        "models/bert/huggingface/param_names.py",
+        old='head != "masked_lm" or not config.causal',
+        new="head",
+        tests=("tests/models/bert/huggingface/test_qwen3.py",),
+    ),
+    Mutation(
+        "the-last-token-is-the-next-texts-first",
+        "models/bert/embedding.py",
+        old="return batch.first + (_tokens(batch, owners(batch)) - 1).clamp(min=0)",
+        new="return batch.first + _tokens(batch, owners(batch)).clamp(min=0)",
+        tests=("tests/models/bert/huggingface/test_qwen3.py",),
+    ),
+    Mutation(
         "rotary-factor-forgotten-by-a-layer",
         "models/bert/model.py",
         old="        rotary_factor=config.rotary_factor,\n",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from models.bert import BertConfig, BertForPreTraining, export_huggingface
+from models.bert import BertConfig, BertForPreTraining, BertModel, export_huggingface
 from models.bert.huggingface import read_model_json
 from tensor3d import Cube
 from tests.ranks import run_ranks
@@ -35,6 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"eps": 1e-6, "dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu_tanh", "kv_heads": 2},
         **{"head_dim": 12, "pooling": "mean"},
     },
+    "qwen3": {
+        **{"encoder": "modern", "types": 0, "causal": True, "pooling": "last", "rotary_base": 1_000_000.0},
+        **{"eps": 1e-6, "dropout": 0.0, "attention_dropout": 0.0, "activation": "silu", "kv_heads": 2, "head_dim": 12},
+    },
     "modernbert": {
         **{"encoder": "modern", "types": 0, "window": 5, "rotary_base": 160_000.0, "local_rotary_base": 10_000.0},
         **{"eps": 1e-5, "dropout": 0.0, "attention_dropout": 0.0, "pooling": "mean"},
@@ -54,7 +58,7 @@ def language_model(folder: Path, family: str) -> Path:
         **{"layers": 2, "hidden": 16, "heads": 2, "inner": 32, "vocab": len(PIECES) + 5, "positions": 32, "std": 0.3},
         **{"family": family, "next_sentence": False, **FAMILIES[family]},
     )
-    export_huggingface(BertForPreTraining(config, cube), cube, folder)
+    export_huggingface((BertModel if config.causal else BertForPreTraining)(config, cube), cube, folder)
     told = json.loads((folder / "config.json").read_text())
     told[DROPOUT.get(family, "classifier_dropout")] = 0.3
     (folder / "config.json").write_text(json.dumps(told))
@@ -149,6 +153,7 @@ TASKS = {
             )
         ),
         pytest.param("embed", "gemma3_text", [], marks=pytest.mark.slow),
+        pytest.param("embed", "qwen3", [], marks=pytest.mark.slow),
         pytest.param("answer", "jina_embeddings_v3", ["answers"], marks=pytest.mark.slow),
         pytest.param("tag", "nomic_bert", ["tags"], marks=pytest.mark.slow),
         pytest.param("classify", "gte", ["pooler", "classifier"], marks=pytest.mark.slow),
@@ -194,7 +199,7 @@ def _losses(seed: Path) -> list[float]:
     "family",
     [
         pytest.param(each, marks=pytest.mark.long(reason="of these packs are held to the library"))
-        if each in ("mpnet", "jina_embeddings_v3", "nomic_bert", "gte", "gemma3_text")
+        if each in ("mpnet", "jina_embeddings_v3", "nomic_bert", "gte", "gemma3_text", "qwen3")
         else each
         for each in FAMILIES
     ],

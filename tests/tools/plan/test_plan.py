@@ -502,6 +502,17 @@ def test_recipes_with_shadow_weights_and_fp8_are_predicted_so(tmp_path: Path) ->
         seconds("rowwise", on=cluster_of("A100-40GB", per_node=2))
 
 
+def test_a_folder_of_a_decoder_is_planned_as_one_that_sees_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    settings = {"model_type": "qwen3", "intermediate_size": 96, "max_position_embeddings": 512, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "num_key_value_heads": 2}))
+    content = planned(tmp_path, "--model-folder", str(tmp_path))
+    assert "sees no later tokens. Planned is one of its sizes that sees them" in capsys.readouterr().err
+    assert (content["model"]["family"], content["model"]["causal"]) == ("qwen3", False)
+
+
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--headline"]) == 0
     printed = capsys.readouterr().out
@@ -529,6 +540,8 @@ def test_headline(capsys: pytest.CaptureFixture[str]) -> None:
         ("eurobert-610m", 755_625_600),
         ("eurobert-2.1b", 2_403_092_736),
         ("embeddinggemma-300m", 302_863_104),
+        ("qwen3-embedding-0.6b", 595_776_512),
+        ("qwen3-embedding-8b", 7_567_295_488 + 151_665 * 4096),
         ("mpnet-base", 109_518_527),
         ("deberta-v2-xlarge", 887_085_156),
         ("deberta-v2-xxlarge", 1_567_041_636),

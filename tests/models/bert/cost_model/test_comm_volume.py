@@ -168,7 +168,7 @@ def test_of_rms_norm_and_a_decoder_alone(shape: Shape, changes: dict[str, Any], 
     ],
 )
 def test_of_norms_of_heads_and_outputs(shape: Shape, options: dict[str, Any]) -> None:
-    check(shape, toy_config(67, **FAMILIES["gemma"]), options=options)
+    check(shape, toy_config(67, **FAMILIES["qwen" if options else "gemma"]), options=options)
 
 
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (2, 2, 2, 1)))

@@ -60,6 +60,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "a decoder alone, fewer heads of keys": {
         **{"encoder": "modern", "family": "eurobert", "activation": "silu", "types": 0, "tied": False, "kv_heads": 2}
     },
+    "norms of heads, fewer of keys": FAMILIES["qwen"],
     "heads of another width": FAMILIES["gemma"] | dict.fromkeys(("window", "global_every", "local_rotary_base")),
     "a gate behind norms": FAMILIES["nomic"],
     "masked-LM alone": {"next_sentence": False, "tied": False},
@@ -106,6 +107,15 @@ def test_distances_cost_two_products_more_of_each_pair() -> None:
         found, without = (model_flops(each, 24, 24**2, 5, 3, read_rows_only=read) for each in (config, plain))
         spared = more // config.layers * 24**2 * 16 // 24 if read else 0  # of the last layer's 16 rows of 24
         assert found - without == more * 24**2 - spared
+
+
+@pytest.mark.parametrize("length", [1, 7, 24])
+def test_of_pairs_a_causal_encoder_computes_those_that_see_each_other(length: int) -> None:
+    """n (n + 1) / 2 of n squared."""
+    config = toy_config(67, **FAMILIES["qwen"], pooling="last")
+    both, before = (work(each).of([length], [length**2])[0] for each in (config, replace(config, causal=True)))
+    unseen = length * (length - 1) // 2
+    assert both - before == 3 * 2 * 2 * config.layers * config.mixed_size * unseen
 
 
 @pytest.mark.parametrize("rows", [7, 24])

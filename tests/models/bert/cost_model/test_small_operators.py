@@ -35,6 +35,7 @@ JINA = replace(CLASSIC, family="jina_embeddings_v3", types=1, next_sentence=Fals
 NOMIC = replace(CLASSIC, family="nomic_bert", activation="silu", next_sentence=False)
 GTE = replace(CLASSIC, family="gte", types=1, next_sentence=False)
 GEMMA = replace(MODERN, family="gemma3_text", activation="gelu_tanh", types=0)
+QWEN = replace(MODERN, family="qwen3", activation="silu", types=0)
 PAGE = Path(__file__).parents[4] / "docs" / "scaling.md"
 TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -79,6 +80,8 @@ EVERY = [
     (GEMMA, "2x2x2", "bf16", False),
     (replace(GEMMA, kv_heads=4, head_dim=96, dropout=0.0), "1x2x1", "bf16", True),
     (replace(GEMMA, heads=8, kv_heads=4, head_dim=64), "1x1x1", "bf16", False),
+    (replace(QWEN, kv_heads=8), "1x1x1", "bf16", False),
+    (replace(QWEN, kv_heads=4, head_dim=128), "1x2x2", "bf16", True),
     (DEBERTA, "1x1x1", "fp32", False),
     (DEBERTA, "1x2x1", "bf16", True),
     (DEBERTA, "1x1x2", "bf16", False),
@@ -132,7 +135,7 @@ FAST = (CLASSIC, "1x1x2", "bf16", True)
             + ("" if case[0].distance_buckets is None else "-distances")
             + ("" if case[0].conv_kernel is None else f"-convolution{case[0].conv_kernel}")
             + (f"-{case[0].family}" if case[0].has_rotary and case[0].encoder == "classic" else "")
-            + ("-gemma" if case[0].traits.qk_norm else "")
+            + (f"-{case[0].family}" if case[0].traits.qk_norm else "")
             + ("-bias" if case[0].traits.relative_bias else "-typeless" if case[0].family == "distilbert" else ""),
             marks=[] if case == FAST else pytest.mark.slow,
         )

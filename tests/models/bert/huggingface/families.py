@@ -39,11 +39,13 @@ ALIKE = ("RobertaPreLayerNorm", "Data2VecText", "MegatronBert", "Ernie")
 EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
 GEMMA = "Gemma3"
+QWEN = "Qwen3"
+"""Here the bare encoder sees what came before alone, and the one with a head all of a text."""
 DEBERTA = "DebertaV2"
 MPNET = "MPNet"
 ROTARY = ("JinaEmbeddingsV3", "NomicBert", "Gte")
 """BERT's layers with rotary positions, which older versions of the library do not have."""
-LEAST = {"ModernBert": 2 + 6, EUROBERT: 2 + 6, GEMMA: 2 + 13, "NomicBert": 4 + 11, "Gte": 3 + 16}
+LEAST = {"ModernBert": 2 + 6, EUROBERT: 2 + 6, GEMMA: 2 + 13, QWEN: 2 + 11, "NomicBert": 4 + 11, "Gte": 3 + 16}
 """Tensors of the embeddings and of a layer, of those that have fewer than BERT."""
 OURS: dict[str, Any] = {
     "ForMaskedLM": BertForPreTraining,
@@ -67,8 +69,8 @@ LABELS = 3
 
 def library_class(family: str, kind: str) -> str:
     """What the library calls it."""
-    ending = {"ForMaskedLM": "ForCausalLM", "Model": "TextModel"}[kind] if family == GEMMA else kind
-    return f"{family}{ending}"
+    endings = {GEMMA: {"ForMaskedLM": "ForCausalLM", "Model": "TextModel"}, QWEN: {"ForMaskedLM": "ForCausalLM"}}
+    return f"{family}{endings.get(family, {}).get(kind, kind)}"
 
 
 def heads_of(family: str, kind: str) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
     """Settings of a model that can be cut on this cube, with a vocabulary that divides by no axis. Of odd numbers the
     decoder has a weight of its own."""
     random = np.random.default_rng(
-        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY, *ALIKE, GEMMA).index(family)]
+        [*shape, number, (*FAMILIES, "Bert", EUROBERT, DEBERTA, MPNET, *ROTARY, *ALIKE, GEMMA, QWEN).index(family)]
     )
     x, y, z, _ = shape
     heads, pad = y * int(random.integers(1, 4)), int(random.integers(0, 3))
@@ -136,6 +138,17 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             "sliding_window_pattern": int(random.integers(1, 4)),
             "use_bidirectional_attention": True,
             **dict.fromkeys(("bos_token_id", "eos_token_id"), 3),
+        }
+    if family == QWEN:
+        groups, width = (2, 3, 1)[number % 3], 2 * int(random.integers(2, 6))
+        return settings | {
+            "hidden_act": "silu",
+            "hidden_size": groups * settings["hidden_size"],
+            "num_attention_heads": groups * heads,
+            "num_key_value_heads": heads,
+            "head_dim": width,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+            **({} if kind == "Model" else {"is_causal": False}),
         }
     if family == DEBERTA:
         if kind in ("ForSequenceClassification", "Model"):

@@ -40,6 +40,7 @@ _OWN_NAMES = {
         "hidden_act": "hidden_activation",
         "layer_norm_eps": "rms_norm_eps",
     },
+    "qwen3": {"attention_probs_dropout_prob": "attention_dropout", "layer_norm_eps": "rms_norm_eps"},
 }
 
 

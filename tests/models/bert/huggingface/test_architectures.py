@@ -3,6 +3,7 @@ chance."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.models.bert.huggingface.families import (
     LENGTHS,
     MPNET,
     OURS,
+    QWEN,
     ROTARY,
     direction,
     drawn,
@@ -141,6 +143,9 @@ EUROPEAN = [
 """The place of the first says what its classifier looks at."""
 AROUND_ONE = [(GEMMA, kind) for kind in ("ForMaskedLM", "Model")]
 """In the other order the decoder has a weight of its own."""
+SEES_ALL = "is_causal" in inspect.getsource(transformers.masking_utils.create_causal_mask)
+"""Whether this version of the library obeys the setting by which a decoder sees both sides."""
+BEFORE_ALONE = [(QWEN, "Model"), *[(QWEN, "ForMaskedLM")] * SEES_ALL]
 DISENTANGLED = [(DEBERTA, kind) for kind in OURS]
 TURNED = [
     (family, kind)
@@ -198,6 +203,10 @@ OTHERS = [
         ((1, 2, 2, 1), torch.float64, AROUND_ONE),
         pytest.param((2, 2, 2, 1), torch.float64, AROUND_ONE, marks=pytest.mark.slow),
         pytest.param((1, 2, 1, 2), torch.float32, AROUND_ONE[::-1], marks=pytest.mark.slow),
+        ((1, 1, 1, 1), torch.float64, BEFORE_ALONE),
+        ((1, 2, 2, 1), torch.float64, BEFORE_ALONE[::-1]),
+        pytest.param((2, 2, 2, 1), torch.float64, BEFORE_ALONE, marks=pytest.mark.slow),
+        pytest.param((1, 2, 1, 2), torch.float32, BEFORE_ALONE[::-1], marks=pytest.mark.slow),
         ((1, 1, 1, 1), torch.float64, DISENTANGLED),
         ((1, 2, 2, 1), torch.float64, DISENTANGLED[:2]),
         pytest.param((2, 2, 2, 1), torch.float64, DISENTANGLED, marks=pytest.mark.slow),
@@ -236,6 +245,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
     if HAS_EUROBERT:
         monkeypatch.setattr("transformers.models.eurobert.modeling_eurobert.EuroBertRMSNorm.forward", normed)
     monkeypatch.setattr("transformers.models.gemma3.modeling_gemma3.Gemma3RMSNorm.forward", normed_around_one)
+    monkeypatch.setattr("transformers.models.qwen3.modeling_qwen3.Qwen3RMSNorm.forward", normed)
     monkeypatch.setattr("transformers.models.deberta_v2.modeling_deberta_v2.scaled_size_sqrt", root)
     theirs: dict[str, float] = {}
     for number, (family, kind) in enumerate(cases):
@@ -264,6 +274,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
         MPNET,
         pytest.param(EUROBERT, marks=WITH_EUROBERT),
         GEMMA,
+        QWEN,
         DEBERTA,
         *sorted({family for family, _ in TURNED}),
     ],
@@ -272,7 +283,9 @@ def test_models_by_chance_compute_what_the_librarys_do(
 def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
     """Names, bits and settings; the library finds no tensor missing and none too much."""
     some = (
-        (*EUROPEAN, *TURNED, *AROUND_ONE) if family in (EUROBERT, GEMMA, *ROTARY) else [(family, kind) for kind in OURS]
+        (*EUROPEAN, *TURNED, *AROUND_ONE, *BEFORE_ALONE)
+        if family in (EUROBERT, GEMMA, QWEN, *ROTARY)
+        else [(family, kind) for kind in OURS]
     )
     kinds = {kind: ours for kind, ours in OURS.items() if (family, kind) in some}
     for kind, ours in kinds.items():
@@ -312,6 +325,7 @@ def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
         "ModernBert",
         DEBERTA,
         GEMMA,
+        *[QWEN] * SEES_ALL,
         MPNET,
         *(pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES[3:5]),
         *(pytest.param(each, marks=pytest.mark.slow) for each in sorted({family for family, _ in TURNED})),

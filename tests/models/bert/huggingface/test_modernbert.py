@@ -87,7 +87,7 @@ def test_what_is_not_said_has_the_librarys_defaults() -> None:
         ({"decoder_bias": False}, "decoder_bias must be True"),
         ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu'"),
         ({"classifier_activation": "relu"}, "classifier_activation must be 'gelu'"),
-        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, late. Got 'max'"),
+        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, last, late. Got 'max'"),
         ({"mlp_dropout": 0.1}, "mlp_dropout must be 0, for there is no dropout between an MLP's gate and its output"),
         ({"embedding_dropout": 0.1}, "embedding_dropout must be 0, for dropout of the embeddings comes with that of"),
         ({"attention_dropout": "0.1"}, "attention_dropout must be a number. Got '0.1'"),
@@ -170,7 +170,7 @@ def test_bits_on_cubes(tmp_path: Path, shape: Shape) -> None:
 
 def test_a_modern_encoder_that_is_no_modernbert_is_not_exported(tmp_path: Path) -> None:
     config = BertConfig(layers=1, hidden=32, heads=4, vocab=67, encoder="modern")
-    with pytest.raises(ValueError, match=r'"modernbert", "eurobert", "gemma3_text" can be exported'):
+    with pytest.raises(ValueError, match=r'"modernbert", "eurobert", "gemma3_text", "qwen3" can be exported'):
         export_huggingface(OURS["Model"](config, Cube.single()), Cube.single(), tmp_path / "out")
 
 
