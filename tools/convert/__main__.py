@@ -169,7 +169,8 @@ def files_beside(folder: Path) -> list[str]:
         *sentences,
         *(name for name in WEIGHT_FILES if name.endswith(".index.json")),
     }
-    others = sorted(path for path in folder.iterdir() if path.name not in used and not path.name.startswith("."))
+    found = (path for path in folder.iterdir() if path.name not in used and not path.name.startswith("."))
+    others = sorted(path for path in found if not path.is_dir() or any(path.iterdir()))
     return [f"{path.name}/" if path.is_dir() else path.name for path in others]
 
 
@@ -316,7 +317,8 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    lacking = [head for head in _HEADS if head not in filled.found]
+    heads = [head for head in _HEADS if head != "masked_lm" or not config.causal]
+    lacking = [head for head in heads if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
     buffers, files = buffers_in(command.source), files_beside(command.source)
     rows = [

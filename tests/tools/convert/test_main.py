@@ -139,6 +139,8 @@ def test_a_head_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[st
     save_file({**content, **untied, **places}, library / "new.safetensors", {"format": "pt"})
     (library / "new.safetensors").replace(library / "model.safetensors")
     (library / "1_Pooling").mkdir()
+    (library / "1_Pooling" / "config.json").touch()
+    (library / "2_Normalize").mkdir()  # empty, as is usual
     (library / "modules.json").touch()
     ours, back = tmp_path / "ours", tmp_path / "back"
     assert "--heads" in refused(capsys, "from-hf", library, ours)
