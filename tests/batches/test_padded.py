@@ -202,7 +202,8 @@ def packed_against_padded(shape: Shape, capacity: int | None) -> dict[str, float
     return errors | gradient_errors(layer, twin)
 
 
-@pytest.mark.parametrize("capacity", [pytest.param(None, marks=pytest.mark.slow), 18], ids=["least", "18"])
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [None, 18], ids=["least", "18"])
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 2, 1), (1, 2, 4, 1), (2, 2, 2, 1)))
 def test_packed_attention_equals_padded(shape: Shape, capacity: int | None) -> None:
     name, value = worst(run_ranks(ranks_of(shape), packed_against_padded, shape, capacity))

@@ -272,6 +272,7 @@ def _left_a_pass_out() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_pass_is_left_out_by_all_or_none() -> None:
     first, second = run_ranks(2, _left_a_pass_out, timeout=20.0)
     assert first == second

@@ -208,7 +208,8 @@ def _hosted(how: signal.Signals) -> tuple[str, float]:
     return failure(lambda: peers.all_gather(ARRAY))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_store_that_is_lost_with_its_host_is_said(how: signal.Signals) -> None:
     results = run_survivors(3, 0, _hosted, how)
     what = "is gone" if how == signal.SIGKILL else "does not answer, its host is stopped or out of reach"

@@ -42,6 +42,7 @@ def measured(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return content
 
 
+@pytest.mark.slow
 def test_json_says_what_was_measured_where(measured: dict[str, Any], recipe: Path) -> None:
     assert measured["benchmark"] == "step"
     assert measured["command"].startswith(f"python -m tools.bench step {recipe} --corpus ")

@@ -50,7 +50,9 @@ def test_every_page_of_help_is_the_same_without_the_libraries_that_compute() -> 
     assert quick["pages"].keys() == full.keys()
 
 
-@pytest.mark.parametrize("words", [("tools.plan", "--help"), ("tools.bench", "attention", "-h")])
+@pytest.mark.parametrize(
+    "words", [("tools.plan", "--help"), pytest.param(("tools.bench", "attention", "-h"), marks=pytest.mark.slow)]
+)
 def test_a_command_that_is_asked_for_help_imports_no_torch(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch is imported')")
     done = python("-m", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")

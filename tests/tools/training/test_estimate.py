@@ -87,7 +87,8 @@ def _told() -> list[Any]:
             like_another = path.name.startswith("modernbert") and path.name != "modernbert-tiny-phase2.toml"
             like_another |= path.name == "roberta-tiny.toml"
             late = pytest.mark.slow if shape == EIGHT and not like_another else pytest.mark.long
-            cases.append(pytest.param(path, shape, id=f"{shape}-{path.name}", marks=() if path.name in fast else late))
+            is_fast = path.name in fast and shape == ONE
+            cases.append(pytest.param(path, shape, id=f"{shape}-{path.name}", marks=() if is_fast else late))
     return cases
 
 
@@ -163,7 +164,11 @@ def test_contents_of_packs_are_nearly_those_of_the_embedded_corpus(name: str) ->
     ("changes", "told"),
     [
         ({}, "0.15 of the tokens, masked; next sentences"),
-        ({"objective": "masked-lm", "masked_share": 0.3, "masked_share_end": 0.1}, "0.3 to 0.1 of the tokens, masked"),
+        pytest.param(
+            {"objective": "masked-lm", "masked_share": 0.3, "masked_share_end": 0.1},
+            "0.3 to 0.1 of the tokens, masked",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_objective_is_told(changes: dict[str, Any], told: str) -> None:

@@ -132,11 +132,12 @@ def disentangled(more: list[str], tmp_path_factory: pytest.TempPathFactory) -> t
     return folder / "run", options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "where"),
     [
         pytest.param(2, ["--cube", "1x1x2"], id="1x1x2"),
-        pytest.param(8, ["--cube", "2x2x2"], id="2x2x2", marks=pytest.mark.slow),
+        pytest.param(8, ["--cube", "2x2x2"], id="2x2x2"),
     ],
 )
 def test_a_deberta_learns_the_same_on_any_cube(

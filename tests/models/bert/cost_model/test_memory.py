@@ -175,7 +175,7 @@ def test_a_layer_of_bert_large_by_hand() -> None:
 SMALL = BertConfig(layers=2, hidden=64, heads=4, inner=192, vocab=503, positions=64)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 @pytest.mark.parametrize(
     "shape", [CubeShape(), pytest.param(CubeShape(x=2, y=2, z=2), marks=pytest.mark.slow)], ids=str
 )

@@ -83,7 +83,8 @@ def test_every_packing_gives_the_same_documents(tmp_path: Path, dump: bytes) -> 
             assert manifest.left_out == 0
 
 
-@pytest.mark.parametrize("deduplicate", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("deduplicate", [True, False])
 def test_every_number_of_workers_gives_the_same_bytes(tmp_path: Path, dump: bytes, deduplicate: bool) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.xml.bz2").write_bytes(bz2.compress(dump, 1))
