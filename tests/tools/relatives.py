@@ -1,4 +1,5 @@
-"""Folders of RoBERTa, MPNet, DistilBERT and ModernBERT as the library leaves them, small, with random weights."""
+"""Folders of RoBERTa, MPNet, DistilBERT and ModernBERT as the library leaves them, small, with random weights; and what
+becomes of a folder that comes in and goes out."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary
+from tools.convert.__main__ import main as convert
 
 SIZES = {
     "hidden_size": 32,
@@ -164,3 +167,21 @@ def _with_word_pieces(folder: Path, model: Any) -> Any:
     tokenizer = transformers.DistilBertTokenizer(str(write_vocabulary(folder / "vocab.txt")), do_lower_case=True)
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def there_and_back(folder: Path) -> Path:
+    """The folder as one of ours; what is written of that is what it was."""
+    import transformers
+
+    ours, back = folder.with_name(f"{folder.name}-ours"), folder.with_name(f"{folder.name}-back")
+    assert convert(["from-hf", str(folder), str(ours)]) == 0
+    assert convert(["to-hf", str(ours), str(back)]) == 0
+    weights, again = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
+    kind = json.loads((back / "config.json").read_text())["architectures"][0]
+    _, told = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
+    assert not any(told.values()), told
+    return ours

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tools.predict.test_relatives import there_and_back
-from tests.tools.relatives import OF_QWEN, write_qwen_tokenizer
+from tests.tools.relatives import OF_QWEN, there_and_back, write_qwen_tokenizer
+from tools.bench.vs_transformers.infer import VectorLibrary, written_texts
 from tools.convert.__main__ import main as convert
+from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.finetune.__main__ import main as finetune
 from tools.predict import load
 
@@ -68,6 +69,12 @@ def vectors(folder: Path, **options: Any) -> Any:
 
 
 def test_vectors_are_those_of_the_library(folder: Path) -> None:
+    written = written_texts(tokenizer_of(folder), np.array([0, 0, 0, 0, 1]), 5)
+    assert [len(text.split()) for text in written] == [3] * 5, "and the end"
+    texts = [*TEXTS[::2], "  fox "]  # without names
+    wanted = plain(folder, [text.strip() for text in texts])
+    for batch in (1, 2):  # with which `bench infer` compares
+        np.testing.assert_allclose(VectorLibrary(folder).results(texts, batch), wanted, atol=2e-6)
     ours = there_and_back(folder)
     for each in (folder, ours, folder.with_name("decoder-back")):
         np.testing.assert_allclose(vectors(each), plain(folder, TEXTS), atol=2e-6)
