@@ -318,6 +318,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
+    task = "classify" if tokenizer.before else "embed"
     lacking = [head for head in _HEADS if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
     buffers, files = buffers_in(command.source), files_beside(command.source)
@@ -342,7 +343,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
         *_sentences(command.source),
         *([("left behind", _some(files))] if files else []),
         ("written", str(command.output)),
-        ("next", f"python -m tools.finetune classify RECIPE.toml --model.start-from {command.output}"),
+        ("next", f"python -m tools.finetune {task} RECIPE.toml --model.start-from {command.output}"),
     ]
     return "\n".join(table(rows))
 

@@ -68,7 +68,7 @@ def vectors(folder: Path, **options: Any) -> Any:
     return np.stack([each.vector for each in load(folder, "embed", **options).predict(TEXTS)])
 
 
-def test_vectors_are_those_of_the_library(folder: Path) -> None:
+def test_vectors_are_those_of_the_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = written_texts(tokenizer_of(folder), np.array([0, 0, 0, 0, 1]), 5)
     assert [len(text.split()) for text in written] == [3] * 5, "and the end"
     texts = [*TEXTS[::2], "  fox "]  # without names
@@ -76,6 +76,7 @@ def test_vectors_are_those_of_the_library(folder: Path) -> None:
     for batch in (1, 2):  # with which `bench infer` compares
         np.testing.assert_allclose(VectorLibrary(folder).results(texts, batch), wanted, atol=2e-6)
     ours = there_and_back(folder)
+    assert "python -m tools.finetune embed RECIPE.toml" in capsys.readouterr().out
     for each in (folder, ours, folder.with_name("decoder-back")):
         np.testing.assert_allclose(vectors(each), plain(folder, TEXTS), atol=2e-6)
         np.testing.assert_allclose(vectors(each, prompt_name="query"), plain(folder, TEXTS, PROMPT), atol=2e-6)
