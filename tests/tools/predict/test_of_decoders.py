@@ -107,8 +107,10 @@ def test_it_learns_and_keeps_its_tokenizer(folder: Path, tmp_path: Path) -> None
     np.testing.assert_allclose(vectors(seed), plain(tmp_path / "back", TEXTS), atol=2e-6)
 
 
-def test_tags_are_not_learnt(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "tags.txt").write_text("fox B-ANIMAL\nhill O\n")
+def test_tags_are_not_learnt_and_no_file_is_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tags.txt").write_text("of a line without a tag\n")
     recipe = f'[data]\ntrain = "{tmp_path}/tags.txt"\ndev = "{tmp_path}/tags.txt"\n[model]\nstart_from = "{folder}"\n'
     (tmp_path / "tags.toml").write_text(recipe)
     assert finetune(["tag", str(tmp_path / "tags.toml"), "--output", str(tmp_path / "out")]) == 2

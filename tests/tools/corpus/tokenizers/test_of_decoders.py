@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.models.toy import toy_config
 from tests.tools.relatives import OF_QWEN, write_qwen_tokenizer
 from tools.corpus.__main__ import main as corpus
 from tools.corpus.tokenizers import load_tokenizer
-from tools.corpus.tokenizers.base import find_special, spell_special
+from tools.corpus.tokenizers.base import TextLayout, find_special, spell_special
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.tokenizers.folder import install_tokenizer
 from tools.corpus.tokenizers.model_dir import TOKENIZER, keep_tokenizer, tokenizer_of
-from tools.predict.text_encoder import TextEncoder
+from tools.predict.inputs import InputProblem, Query
+from tools.predict.tasks import Classify, Ready
+from tools.predict.text_encoder import TextEncoder, check_types
 from tools.squad.windows import AnswerSettings, make_windows
 
 END = OF_QWEN[0]
@@ -47,10 +51,11 @@ def test_the_ids_are_those_of_the_library(tmp_path: Path, name: str | None, conf
     """The end token stays where a text is cut, and names in texts are text, unless they are asked to be tokens."""
     transformers = pytest.importorskip("transformers")
     pair = ENDS_BOTH if side == "right" else ENDS_PAIR
-    write_qwen_tokenizer(tmp_path, name=name, pair=pair, truncation_side=side)
+    others = {"pad_token": OF_QWEN[1], "sep_token": OF_QWEN[2]}  # what nobody asks for
+    write_qwen_tokenizer(tmp_path, name=name, pair=pair, truncation_side=side, **others)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": config}))
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer_of(tmp_path)
-    assert ours.layout.cut_left == (side == "left")
+    assert (ours.layout.cut_left, ours.layout.second_type) == (side == "left", int(name == "PreTrainedTokenizerFast"))
     end = theirs.convert_tokens_to_ids(END)
     assert (ours.special_ids, ours.before, ours.end) == ({"pad": end, "sep": end}, [], end)
     for length in (12, 13, 99):
@@ -90,6 +95,16 @@ def test_a_template_of_single_texts_alone_has_no_pairs(tmp_path: Path) -> None:
     assert reader.tokenizer.layout.in_words().endswith("no pairs")
     with pytest.raises(ValueError, match=r"pairs have another form than A \[SEP\] B \[SEP\] and A B \[SEP\]"):
         reader.texts(["the"], ["the"])
+    config: Any = toy_config(300)
+    with pytest.raises(ValueError, match=r"pairs have another form than"):
+        check_types(config, reader.tokenizer, "it")
+    classes: Any = SimpleNamespace(config=config, cube=None, outputs=2)
+    asked = [Query(where="line 1", number=0, first="the", second=second) for second in ("the", None)]
+    problem, ready = Classify(classes, reader, "classify", ["a", "b"]).ready(asked)
+    assert isinstance(problem, InputProblem)
+    assert "does not say how two texts become one sequence" in problem.error
+    assert isinstance(ready, Ready)
+    assert ready.tokens == len(ready.content.ids) == 2
     with pytest.raises(ValueError, match=r"text 0 has no token: ''"):
         reader.texts([""])
 
@@ -109,10 +124,16 @@ def with_lines_in_one(plan: dict[str, Any]) -> None:
     pattern["Regex"] = pattern["Regex"].replace(r"|\s*[\r\n]+", "")
 
 
-@pytest.mark.parametrize("change", [without_normalizer, with_marks_in_words, with_lines_in_one])
-def test_a_file_that_cuts_text_otherwise_than_its_class(tmp_path: Path, change: Any) -> None:
-    write_qwen_tokenizer(tmp_path, change=change)
-    with pytest.raises(ValueError, match=r"contradict each other: as a Qwen2Tokenizer, .* add_prefix_space = false"):
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(without_normalizer, "Qwen2TokenizerFast"), (with_marks_in_words, None), (with_lines_in_one, None)],
+)
+def test_a_file_that_cuts_text_otherwise_than_its_class(tmp_path: Path, change: Any, name: str | None) -> None:
+    write_qwen_tokenizer(tmp_path, change=change, name=name)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(
+        ValueError, match=r"contradict each other: as a Qwen2Tokenizer(Fast)?, .* add_prefix_space = false"
+    ):
         tokenizer_of(tmp_path)
     write_qwen_tokenizer(tmp_path, change=change, name="TokenizersBackend")
     tokenizer_of(tmp_path)
@@ -197,10 +218,11 @@ def test_one_without_files_of_the_library_goes_out(tmp_path: Path) -> None:
     write_qwen_tokenizer(tmp_path)
     (tmp_path / "ours" / TOKENIZER).mkdir(parents=True)
     (tmp_path / "ours" / "model.json").write_text("{}")
-    install_tokenizer("json", tmp_path / "tokenizer.json", tmp_path / "ours" / TOKENIZER)
     (tmp_path / "out").mkdir()
-    told = write_tokenizer(tmp_path / "ours", tmp_path / "out", max_length=77, types=1)
-    assert "has the model's template now" in told, "pairs with an end between"
+    for layout, replaced in ((TextLayout(pairs=False), False), (TextLayout(), True)):
+        install_tokenizer("json", tmp_path / "tokenizer.json", tmp_path / "ours" / TOKENIZER, layout=layout)
+        told = write_tokenizer(tmp_path / "ours", tmp_path / "out", max_length=77, types=1)
+        assert ("has the model's template now" in told) == replaced, "pairs with an end between"
     theirs, ours = (
         transformers.AutoTokenizer.from_pretrained(tmp_path / "out"),
         load_tokenizer(tmp_path / "ours" / TOKENIZER),
