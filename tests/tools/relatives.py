@@ -1,15 +1,18 @@
-"""Folders of RoBERTa, MPNet, DistilBERT and ModernBERT as the library leaves them, small, with random weights."""
+"""Folders of RoBERTa, MPNet, DistilBERT and ModernBERT as the library leaves them, small, with random weights; and what
+becomes of a folder that comes in and goes out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary
+from tools.convert.__main__ import main as convert
 
 SIZES = {
     "hidden_size": 32,
@@ -76,6 +79,55 @@ def write_mpnet_tokenizer(folder: Path, pieces: Sequence[str] = PIECES) -> list[
     return every
 
 
+OF_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|box_start|>")
+
+
+def write_qwen_tokenizer(
+    folder: Path,
+    *,
+    pair: str = "$A:0 $B:1",
+    name: str | None = "Qwen2Tokenizer",
+    change: Callable[[dict[str, Any]], None] = lambda plan: None,
+    **settings: Any,
+) -> Any:
+    """The files of a small tokenizer as Qwen3-Embedding's: bytes, NFC, a template that puts <|endoftext|> behind a text
+    and nothing before it. Returns it as the tokenizers library has it.
+
+    Args:
+        pair: template of pairs; the library's own by default, as of a template that was written for single texts.
+        name: of the class; None: it is not told.
+        change: what else is to be in the tokenizer.json.
+        settings: of the tokenizer_config.json.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    parts = Regex(words + r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "\u0120the"]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "the")]
+    made: Any = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(parts, "isolated"), of_bytes])
+    made.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in OF_QWEN])
+    made.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    end = [(OF_QWEN[0], len(pieces))]
+    template = processors.TemplateProcessing(single=f"$A {OF_QWEN[0]}", pair=pair, special_tokens=end)
+    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    plan = json.loads(made.to_str())
+    change(plan)
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(plan))
+    told = {
+        **{"tokenizer_class": name, "add_bos_token": False, "add_prefix_space": False, "model_max_length": 131072},
+        **{"bos_token": None, "eos_token": OF_QWEN[2], "pad_token": OF_QWEN[0], "unk_token": None},
+        "added_tokens_decoder": {token.pop("id"): token for token in json.loads(made.to_str())["added_tokens"]},
+        "additional_special_tokens": OF_QWEN[1:],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps({**told, **settings}))
+    return Tokenizer.from_str(json.dumps(plan))
+
+
 def mpnet(folder: Path, kind: str, **changes: Any) -> tuple[Any, Any]:
     """The model, its tokenizer, and a folder of both."""
     import transformers
@@ -115,3 +167,21 @@ def _with_word_pieces(folder: Path, model: Any) -> Any:
     tokenizer = transformers.DistilBertTokenizer(str(write_vocabulary(folder / "vocab.txt")), do_lower_case=True)
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def there_and_back(folder: Path) -> Path:
+    """The folder as one of ours; what is written of that is what it was."""
+    import transformers
+
+    ours, back = folder.with_name(f"{folder.name}-ours"), folder.with_name(f"{folder.name}-back")
+    assert convert(["from-hf", str(folder), str(ours)]) == 0
+    assert convert(["to-hf", str(ours), str(back)]) == 0
+    weights, again = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
+    kind = json.loads((back / "config.json").read_text())["architectures"][0]
+    _, told = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
+    assert not any(told.values()), told
+    return ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.huggingface.weights import DENSE
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
-from tensor3d.data.masking import SpecialTokens
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import broken_links, nearest
 from tensor3d.sharding.activation_layout import Face
@@ -258,22 +257,25 @@ def check_is_library(folder: Path) -> None:
         raise ValueError(f"{folder} has no {CONFIG}: it is no Hugging Face folder.{told}")
 
 
-def _token_ids(config: BertConfig, special: SpecialTokens) -> dict[str, int]:
+def _token_ids(config: BertConfig, special: Mapping[str, int]) -> dict[str, int]:
     """What the config.json says of tokens; the library's EuroBERT, MPNet and RoBERTas have ids of their own tokenizers
     by default."""
-    ids = {"pad_token_id": special.pad}
+    roles = ["pad"]
     if config.traits.behind_padding or config.traits.rms_norm:
-        ids |= {"bos_token_id": special.cls, "eos_token_id": special.sep}
-    return ids | ({"mask_token_id": special.mask} if config.family == "eurobert" else {})
+        roles += ["cls", "sep"]
+    if config.family == "eurobert":
+        roles.append("mask")
+    names = {"cls": "bos", "sep": "eos"}
+    return {f"{names.get(role, role)}_token_id": special[role] for role in roles if role in special}
 
 
-def _other_padding(config: BertConfig, special: SpecialTokens) -> str | None:
+def _other_padding(config: BertConfig, padding: int) -> str | None:
     """What has to be said of a run of before, whose positions did not begin behind that of padding."""
     said = config.first_position - 1
-    if said in (-1, special.pad):
+    if said in (-1, padding):
         return None
     return (
-        f"positions begin behind the id {said}, and padding has the id {special.pad} in the tokenizer: the library "
+        f"positions begin behind the id {said}, and padding has the id {padding} in the tokenizer: the library "
         f"numbers texts with the id {said} in them otherwise than they were here"
     )
 
@@ -317,6 +319,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
+    task = "classify" if tokenizer.before else "embed"
     heads = [head for head in _HEADS if head != "masked_lm" or not config.causal]
     lacking = [head for head in heads if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
@@ -342,7 +345,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
         *_sentences(command.source),
         *([("left behind", _some(files))] if files else []),
         ("written", str(command.output)),
-        ("next", f"python -m tools.finetune classify RECIPE.toml --model.start-from {command.output}"),
+        ("next", f"python -m tools.finetune {task} RECIPE.toml --model.start-from {command.output}"),
     ]
     return "\n".join(table(rows))
 
@@ -397,7 +400,7 @@ class ToHuggingFace(CubeCommand):
         dense = getattr(model, DENSE, ())
         if layers:
             del model.dense  # the library has these beside the encoder
-        special = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special
+        special = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special_ids
         with new_folder(self.output, cube) as draft:
             written = export_huggingface(
                 model,
@@ -416,7 +419,7 @@ class ToHuggingFace(CubeCommand):
             run_on_rank0(cube, lambda: self._write_dense(draft, dense, weights))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
-            rows += [("note", told) for told in (written.note, _other_padding(weights.config, special)) if told]
+            rows += [("note", told) for told in (written.note, _other_padding(weights.config, special["pad"])) if told]
             if told := weights.facts.get("thresholds"):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")

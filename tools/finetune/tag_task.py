@@ -135,7 +135,7 @@ class TagTask:
     Every rank makes one at the same point; the files are read and cut on the first one alone.
 
     Raises:
-        ValueError: of a file, naming it and the line; an unknown metric.
+        ValueError: of a file, naming it and the line; an unknown metric; a tokenizer without [CLS].
     """
 
     name, unit = "tag", "windows"
@@ -144,6 +144,7 @@ class TagTask:
     def __init__(self, data: TagData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
         if data.special_tokens == "tokens":
             tokenizer.read_names()
+        _ = tokenizer.special  # windows begin with [CLS]
         read = run_on_rank0(cube, lambda: read_parts(data, tokenizer), any_time=True)
         self.notes, self.labels, self._scheme = read.report, read.labels, read.scheme
         self.best = recipe.run.metric or ("accuracy" if read.scheme == "plain" else "f1")

@@ -71,6 +71,8 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "rank": ("pooler", "classifier"),
     "embed": (),
 }
+_OF_WHOLE_TEXTS = ("classify", "rank", "embed")
+"""Tasks that need no [MASK], and [CLS] only where the tokenizer puts one."""
 _READ = frozenset(kind.class_of(heads) for kind in ARCHITECTURES.values() for heads in kind.heads)
 """Classes of the transformers library whose heads are read."""
 _LANGUAGE = "python -m tools.pretrain RECIPE.toml --output DIR; or take a Hugging Face folder of BertForMaskedLM"
@@ -205,6 +207,8 @@ def load(
     if cube.rank == 0 and opened.sentences is not None:
         _tell_sentences(opened.root, opened.sentences, pooling, max_length)
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(opened.folder))
+    if task not in _OF_WHOLE_TEXTS:
+        run_on_all_ranks(cube, lambda: tokenizer.special)
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
     if cube.shape.ranks > 1:

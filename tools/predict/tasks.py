@@ -89,8 +89,9 @@ class TextTask(PredictTask[EncodedText, R_co]):
         for name, ids in ((self.fields.first, first), (self.fields.second, second)):
             if ids is not None and not ids:
                 return problem_of(query, f'"{name}" has no token. Leave it out, or write something.')
-        between = self.reader.tokenizer.layout.tokens_between
-        tokens = len(first) + 2 + (len(second) + between if second is not None else 0)
+        if second is not None and not self.reader.tokenizer.layout.pairs:
+            return problem_of(query, "the tokenizer's template does not say how two texts become one sequence.")
+        tokens = self.reader.tokenizer.special_tokens(pair=second is not None) + len(first) + len(second or ())
         if second is not None and not self.config.has_type(self.reader.tokenizer.layout.second_type):
             return problem_of(query, f"the model has types below {self.config.types}, and cannot tell two texts apart.")
         if self.refuses and tokens > self.reader.max_length:

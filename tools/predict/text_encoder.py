@@ -1,4 +1,5 @@
-"""From strings to the sequences that a BERT reads: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+"""From strings to the sequences that a model reads: [CLS] A [SEP], or [CLS] A [SEP] B [SEP], or as its tokenizer has
+them."""
 
 from __future__ import annotations
 
@@ -17,15 +18,26 @@ TooLong = Literal["truncate", "refuse"]
 
 
 def check_types(config: BertConfig, tokenizer: Tokenizer, name: str) -> None:
-    """Raises ValueError for a model whose table of types has no row for the second text of a pair.
+    """Raises ValueError for a tokenizer that lays out no pairs, and for a model whose table of types has no row for the
+    second text of one.
 
     Args:
         name: of its folder, for the error.
     """
+    check_pairs(tokenizer)
     if not config.has_type(tokenizer.layout.second_type):
         raise ValueError(
             f"the model in {name} has types below {config.types} (type_vocab_size), and the second text of a pair has "
             f"type {tokenizer.layout.second_type}. Give single texts, or take a model that was made for pairs."
+        )
+
+
+def check_pairs(tokenizer: Tokenizer) -> None:
+    """Raises ValueError for a tokenizer that lays out no pairs."""
+    if not tokenizer.layout.pairs:
+        raise ValueError(
+            "by the template of this tokenizer (post_processor of its tokenizer.json) pairs have another form than "
+            "A [SEP] B [SEP] and A B [SEP]. Give single texts, or take a model that was made for pairs."
         )
 
 
@@ -38,7 +50,7 @@ class TextEncoder:
             says whether texts lose their ends or their beginnings.
 
     Raises:
-        ValueError: a length with no room for a text.
+        ValueError: a length with no room for a text. Of pairs also: the tokenizer lays out none.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, too_long: TooLong = "truncate") -> None:
@@ -64,14 +76,16 @@ class TextEncoder:
 
     def sequence(self, first: list[int], second: list[int] | None = None, number: int = 0) -> EncodedText:
         """One sequence of ids that the tokenizer gave."""
-        special = self.tokenizer.special
+        tokenizer = self.tokenizer
         first, second = self._fitted(first, second, number)
-        ids = [special.cls, *first, special.sep]
-        types = [0] * len(ids)
+        ids = [*tokenizer.before, *first]
+        types = [0] * (len(ids) + 1)
         if second is not None:
-            layout = self.tokenizer.layout
-            ids = [special.cls, *first, *layout.ids_between(special), *second, special.sep]
-            types += [0] * (layout.tokens_between - 1) + [layout.second_type] * (len(second) + 1)
+            check_pairs(tokenizer)
+            ids += tokenizer.between
+            types = [0] * len(ids) + [tokenizer.layout.second_type] * (len(second) + 1)
+            ids += second
+        ids.append(tokenizer.end)
         return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -89,7 +103,7 @@ class TextEncoder:
         return encoded
 
     def _fitted(self, first: list[int], second: list[int] | None, number: int) -> tuple[list[int], list[int] | None]:
-        room = self.max_length - 2 - (self.tokenizer.layout.tokens_between if second is not None else 0)
+        room = self.max_length - self.tokenizer.special_tokens(pair=second is not None)
         if second is not None and room < 2:
             raise ValueError(
                 f"max_length must be at least {self.max_length - room + 2} for pairs: the special tokens of this "

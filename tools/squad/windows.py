@@ -209,9 +209,10 @@ def make_windows(
         progress: show a bar, on a terminal.
 
     Raises:
-        ValueError: a question or a context without a token, or no room for one token of a context.
+        ValueError: a question or a context without a token, or no room for one token of a context; a tokenizer without
+            [CLS].
     """
-    layout = tokenizer.layout
+    layout, sep = tokenizer.layout, tokenizer.special.sep
     if settings.max_length < settings.question_length + layout.tokens_between + 3:
         raise ValueError(
             f"max_length must be at least question_length={settings.question_length} and {layout.tokens_between + 3} "
@@ -245,7 +246,7 @@ def make_windows(
         question=np.array(question, dtype=np.int32),
         first=np.array(first, dtype=np.int32),
         tokens=np.array(tokens, dtype=np.int32),
-        sep=tokenizer.special.sep,
+        sep=sep,
         second_type=layout.second_type,
     )
 
@@ -279,9 +280,8 @@ def _passage(tokenizer: Tokenizer, context: str, bar: tqdm) -> Passage:
 
 
 def _heads(tokenizer: Tokenizer, texts: Sequence[str], longest: int, bar: tqdm) -> Iterable[NDArray[np.int32]]:
-    special = tokenizer.special
     for begin in range(0, len(texts), _AT_ONCE):
         encoded = tokenizer.encode(texts[begin : begin + _AT_ONCE])
         for ids in encoded:
-            yield np.array([special.cls, *ids[:longest], *tokenizer.layout.ids_between(special)], dtype=np.int32)
+            yield np.array([*tokenizer.before, *ids[:longest], *tokenizer.between], dtype=np.int32)
         bar.update(len(encoded))

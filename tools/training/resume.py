@@ -410,7 +410,7 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
             f"{weights.config.family!r} has, and data.objective = {recipe.data.objective!r} learns one. Set "
             'data.objective = "masked-lm".'
         )
-    tokenizer_of(folder)  # is there and belongs to the model
+    _ = tokenizer_of(folder).special  # is there, belongs to the model, and has what pre-training needs
     if corpus is not None:
         # Another file of the model's may be the one that the corpus was made with, if the ids mean the same pieces.
         mark, found = tokenizer_of_corpus(corpus.tokenizer).fingerprint, tokenizers_in(folder)

@@ -23,6 +23,7 @@ from models.bert.huggingface import write_model_json
 from tensor3d import Cube, checkpoint
 from tests.ranks import run_ranks
 from tests.tools.corpus.tokenized import CASED, PIECES, TEXTS, write_sentencepiece, write_vocabulary
+from tests.tools.relatives import write_qwen_tokenizer
 from tools.convert.__main__ import FromHuggingFace, ToHuggingFace, check_new, main, new_folder
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import Kind, install_tokenizer, load_tokenizer
@@ -411,13 +412,17 @@ def installed(folder: Path, kind: Kind) -> Path:
     return folder
 
 
-def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path) -> None:
-    """Where the library's defaults are those of its own."""
+@pytest.mark.parametrize("of_decoder", [False, True])
+def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path, of_decoder: bool) -> None:
+    """Where the library's defaults are those of its own. A tokenizer of a decoder has two of them."""
     source = installed(tmp_path / "ours", "wordpiece")
-    cube, special = Cube.single(), tokenizer_of(source).special
+    if of_decoder:
+        write_qwen_tokenizer(tmp_path / "qwen")
+        install_tokenizer("json", tmp_path / "qwen" / "tokenizer.json", source / "tokenizer")
+    cube, tokenizer = Cube.single(), tokenizer_of(source)
     cube.manual_seed(0)
     config = BertConfig(
-        **{"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "inner": 16, "vocab": special.vocab_size},  # type: ignore[arg-type]
+        **{"layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "inner": 16, "vocab": tokenizer.vocab_size},  # type: ignore[arg-type]
         **{"family": "eurobert", "encoder": "modern", "types": 0, "tied": False},  # type: ignore[arg-type]
     )
     model = BertForPreTraining(replace(config, next_sentence=False), cube)
@@ -425,9 +430,9 @@ def test_a_eurobert_of_ours_has_the_ids_of_our_tokenizer(tmp_path: Path) -> None
     write_model_json(source, config=model.config, heads=("masked_lm",))
     assert main(["to-hf", str(source), str(tmp_path / "theirs")]) == 0
     settings = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert {name: settings[f"{name}_token_id"] for name in ("pad", "bos", "eos", "mask")} == {
-        **{"pad": special.pad, "bos": special.cls, "eos": special.sep, "mask": special.mask}
-    }
+    names = {"pad": "pad", "cls": "bos", "sep": "eos", "mask": "mask"}
+    assert {role: settings[f"{names[role]}_token_id"] for role in tokenizer.special_ids} == tokenizer.special_ids
+    assert len(tokenizer.special_ids) == (2 if of_decoder else 4)
     assert (settings["model_type"], settings["num_key_value_heads"]) == ("eurobert", 1)
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.tools.relatives import distilbert, modernbert, mpnet, roberta, roberta_tokenizer
+from tests.tools.relatives import distilbert, modernbert, mpnet, roberta, roberta_tokenizer, there_and_back
 from tools.bench.vs_transformers.infer import VectorLibrary
-from tools.convert.__main__ import main as convert
 from tools.predict import load
 
 transformers = pytest.importorskip("transformers")
@@ -25,22 +23,6 @@ PAIR = ("A fox went", "to the hill in the morning")
 def asked(model: Any, tokenizer: Any, *texts: str) -> Any:
     with torch.no_grad():
         return model(**tokenizer(*texts, return_tensors="pt"))
-
-
-def there_and_back(folder: Path) -> Path:
-    """The folder as one of ours; what is written of that is what it was."""
-    ours, back = folder.with_name(f"{folder.name}-ours"), folder.with_name(f"{folder.name}-back")
-    assert convert(["from-hf", str(folder), str(ours)]) == 0
-    assert convert(["to-hf", str(ours), str(back)]) == 0
-    weights, again = load_file(folder / "model.safetensors"), load_file(back / "model.safetensors")
-    assert weights.keys() == again.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (back / name).read_bytes() == (folder / name).read_bytes()
-    kind = json.loads((back / "config.json").read_text())["architectures"][0]
-    _, told = getattr(transformers, kind).from_pretrained(back, output_loading_info=True)
-    assert not any(told.values()), told
-    return ours
 
 
 def test_masks_of_a_roberta(tmp_path: Path) -> None:

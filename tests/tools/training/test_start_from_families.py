@@ -17,7 +17,7 @@ from tensor3d import Cube
 from tensor3d.data.masking import SpecialTokens
 from tests.ranks import run_ranks
 from tests.tools.corpus.tokenized import PIECES, write_vocabulary
-from tests.tools.relatives import write_mpnet_tokenizer
+from tests.tools.relatives import write_mpnet_tokenizer, write_qwen_tokenizer
 from tests.tools.runs import WORDS, arguments, journal, on_rank, write_text
 from tools import pretrain
 from tools.convert.__main__ import main as convert
@@ -197,6 +197,13 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
     assert told in refused("--model.vocab-rows", str(pieces + 9), folder=larger)
     few = refused("--model.vocab-rows", str(pieces - 1), folder=larger)
     assert f"must be at least data.vocab_size={pieces}, the pieces of the tokenizer. Got {pieces - 1}. Leave" in few
+
+
+def test_a_tokenizer_without_masks_is_refused(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_rows(start, tmp_path / "other", open_weights(start.folder).config.vocab)
+    write_qwen_tokenizer(folder)
+    assert went_on(start._replace(folder=folder), tmp_path / "run") == 2
+    assert "has no [CLS] and no [MASK]" in capsys.readouterr().err
 
 
 def test_a_model_with_more_rows_than_pieces_goes_on(start: Start, tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ class Library(ABC):
 
 
 class VectorLibrary(Library):
-    """Mean vectors; as long, with dense layers and of length 1, where the folder is one of sentence-transformers that
-    says so.
+    """Mean vectors, or those of the last token; as long, with dense layers and of length 1, where the folder is one of
+    sentence-transformers that says so.
 
     Raises:
         ValueError: as of `Library`; a folder with another pooling.
@@ -107,9 +107,14 @@ class VectorLibrary(Library):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "AutoModel")
-        settings = sentence_settings(folder) or SentenceSettings(encoder=folder)
-        if settings.pooling != "mean" or settings.prompt or settings.lowercase:
-            raise ValueError(f"{folder} asks for {settings.in_words()}, and what is compared are plain means.")
+        found = sentence_settings(folder)
+        settings = found or SentenceSettings(encoder=folder)
+        if settings.pooling not in ("mean", "last") or settings.prompt or settings.lowercase:
+            raise ValueError(
+                f"{folder} asks for {settings.in_words()}, and what is compared are plain means, or the last tokens."
+            )
+        self._prepared = str if found is None else found.prepared  # without spaces around it
+        self._of_last = settings.pooling == "last"
         self._normalize = settings.normalize
         self._dense = nn.Sequential(*starmap(_dense, zip(settings.dense, settings.dense_folders, strict=True)))
         self._longest = settings.max_length or self._longest
@@ -119,11 +124,14 @@ class VectorLibrary(Library):
 
     def _batch(self, texts: Sequence[str]) -> Results:
         inputs = self._tokenizer(
-            list(texts), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+            [self._prepared(text) for text in texts],
+            **{"padding": True, "truncation": True, "max_length": self._longest, "return_tensors": "pt"},
         )
         h = self._model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"].unsqueeze(2)
-        vectors = self._dense((h * mask).sum(1) / mask.sum(1))
+        mask = inputs["attention_mask"]
+        last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(1)  # on whichever side it is padded
+        pooled = h[torch.arange(len(h)), last] if self._of_last else (h * mask[..., None]).sum(1) / mask.sum(1)[:, None]
+        vectors = self._dense(pooled)
         return list((F.normalize(vectors) if self._normalize else vectors).numpy())
 
 
@@ -222,8 +230,8 @@ def written_texts(tokenizer: Tokenizer, histogram: NDArray[np.integer], number: 
     words = [piece for piece, ids in zip(pieces, tokenizer.encode(pieces), strict=True) if len(ids) == 1]
     if not words:
         raise ValueError("no piece of the vocabulary is a word by itself. Give --texts.")
-    weights = histogram.astype(np.float64)
-    lengths = np.maximum(draw.choice(len(weights), size=number, p=weights / weights.sum()) - 2, 1)
+    weights, around = histogram.astype(np.float64), tokenizer.special_tokens(pair=False)
+    lengths = np.maximum(draw.choice(len(weights), size=number, p=weights / weights.sum()) - around, 1)
     return [" ".join(words[place] for place in draw.integers(len(words), size=length)) for length in lengths.tolist()]
 
 

@@ -105,7 +105,9 @@ def _take(options: TokenizerOptions, team: Team) -> Manifest:
         if team.rank == 0:
             _log.info("%s; --strip-accents True or False says otherwise", told)
     case: dict[str, Any] = {"lowercase": lowercase, "strip_accents": strip_accents}
-    settings = {"kind": kind, "fingerprint": open_tokenizer(kind, file, **case).fingerprint}
+    made = open_tokenizer(kind, file, **case)
+    _ = made.special  # samples need all of them
+    settings = {"kind": kind, "fingerprint": made.fingerprint}
     with Stage.open(options, "tokenizer", settings, team) as step:
         if step.done:
             return step.manifest

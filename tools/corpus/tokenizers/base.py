@@ -79,19 +79,19 @@ class TextLayout:
     cut_left: bool = False
     """Whether a text that is too long loses its beginning, not its end."""
     between: int = 1
-    """[SEP] between the texts of a pair; RoBERTa has two."""
+    """[SEP] between the texts of a pair; RoBERTa has two, and tokenizers without [CLS] may have none."""
     again: bool = False
     """Whether [CLS] stands before the second text of a pair, too, as Gemma has it: [CLS] A [SEP] [CLS] B [SEP]."""
     second_type: int = 1
     """Type of the second text and its [SEP]; all else has type 0."""
+    pairs: bool = True
+    """Whether it is known how pairs are laid out. Of tokenizers without [CLS] it may not be: single texts are all that
+    their models were made for."""
 
     @property
     def tokens_between(self) -> int:
         """Special tokens between the texts of a pair."""
         return self.between + self.again
-
-    def ids_between(self, special: SpecialTokens) -> list[int]:
-        return [special.sep] * self.between + [special.cls] * self.again
 
     def in_words(self) -> str:
         """Where it differs from BERT's."""
@@ -100,6 +100,7 @@ class TextLayout:
             *([f"{self.between} [SEP] between the texts of a pair"] if self.between != 1 else []),
             *(["[CLS] before the second text of a pair, too"] if self.again else []),
             *(["type 0 for the second text of a pair"] if self.second_type != 1 else []),
+            *([] if self.pairs else ["no pairs"]),
         ]
         return ", ".join(told)
 
@@ -153,7 +154,8 @@ class Tokenizer(ABC):
     unknown: int | None
     """The id of what has no piece; None where everything has one."""
     special_ids: dict[str, int]
-    """Ids by the names of `SPECIAL_NAMES`."""
+    """Ids by the names of `SPECIAL_NAMES`: all four; or "pad" and "sep" alone, where nothing stands before a text, as
+    sentence-vector models have it that came of decoders."""
     spelled: dict[int, tuple[int, ...]]
     """The ids of the special tokens' names as text; empty where the library never takes a text for a special token."""
     longest_word: int | None = None
@@ -163,7 +165,35 @@ class Tokenizer(ABC):
 
     @cached_property
     def special(self) -> SpecialTokens:
+        """Raises ValueError where there is no [CLS] and no [MASK]: what needs sequences of texts alone takes `before`,
+        `between` and `end`."""
+        if "cls" not in self.special_ids:
+            (end,) = self.pieces([self.end])
+            raise ValueError(
+                f"this tokenizer has no [CLS] and no [MASK], as those that came of decoders: {end!r} behind a text is "
+                "all that it adds. It is good for vectors of texts (tools.predict embed, tools.finetune embed); for "
+                "corpora, pre-training, masks, tags and answers take a model whose tokenizer has them."
+            )
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
+
+    @property
+    def before(self) -> list[int]:
+        """What stands before a text: [CLS], or nothing."""
+        return [self.special_ids[role] for role in ("cls",) if role in self.special_ids]
+
+    @property
+    def between(self) -> list[int]:
+        """What stands between the texts of a pair."""
+        return [self.end] * self.layout.between + self.before * self.layout.again
+
+    @property
+    def end(self) -> int:
+        """What stands behind the last text: [SEP]."""
+        return self.special_ids["sep"]
+
+    def special_tokens(self, *, pair: bool) -> int:
+        """How many a sequence has."""
+        return len(self.before) + (len(self.between) if pair else 0) + 1
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -334,7 +364,9 @@ def smallest(vocab_size: int) -> np.dtype[np.integer]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<i4")
 
 
-def find_special(id_of: Callable[[str], int | None], file: object, *, added: Sequence[str] = ()) -> dict[str, int]:
+def find_special(
+    id_of: Callable[[str], int | None], file: object, *, added: Sequence[str] = (), end: int | None = None
+) -> dict[str, int]:
     """The ids of the special tokens.
 
     Args:
@@ -343,10 +375,16 @@ def find_special(id_of: Callable[[str], int | None], file: object, *, added: Seq
         added: special tokens by the file itself, which go before mere pieces of the vocabulary: MPNet's has its own and
             all of BERT's. The first of them that has no other role is padding where none is: padding only fills slots
             that nobody looks at, and EuroBERT has its [SEP] for it, too.
+        end: what the file itself puts behind a text, where it puts nothing before it. Unless a [CLS] and a [MASK] are
+            among `added`, there is no more then: this is [SEP], and padding too where that has no name of its own.
+            Vocabularies of decoders have pieces such as "<s>" and "</s>", which are text.
 
     Raises:
         ValueError: one is missing.
     """
+    if end is not None and not all(set(SPECIAL_NAMES[role]) & set(added) for role in ("cls", "mask")):
+        padding = (id_of(name) for name in SPECIAL_NAMES["pad"] if name in added)
+        return {"pad": next((number for number in padding if number is not None), end), "sep": end}
     found: dict[str, int] = {}
     others = {name for role, names in SPECIAL_NAMES.items() if role != "pad" for name in names}
     for role, names in SPECIAL_NAMES.items():
@@ -355,15 +393,21 @@ def find_special(id_of: Callable[[str], int | None], file: object, *, added: Seq
         number = next((number for number in numbers if number is not None), None)
         if number is None:
             raise ValueError(
-                f"{file} has no token for {role!r}: {' or '.join(names)} is needed. Take another vocabulary, or train "
-                "one: python -m tools.corpus tokenizer --docs DIR --output DIR."
+                f"{file} has no token for {role!r}: {' or '.join(names)} is needed, unless a tokenizer.json has a "
+                "template of its own that puts one special token behind a text and nothing before it. Take another "
+                "vocabulary, or train one: python -m tools.corpus tokenizer --docs DIR --output DIR."
             )
         found[role] = number
     return found
 
 
 def spell_special(
-    id_of: Callable[[str], int | None], special_ids: Mapping[str, int], unknown: int | None, file: object
+    id_of: Callable[[str], int | None],
+    special_ids: Mapping[str, int],
+    unknown: int | None,
+    file: object,
+    *,
+    added: Sequence[str] = (),
 ) -> dict[int, tuple[int, ...]]:
     """The names of special tokens as text, character by character, by the tokens' ids.
 
@@ -375,6 +419,7 @@ def spell_special(
         special_ids: what `find_special` found.
         unknown: the id of what has no piece.
         file: named in the error.
+        added: special tokens by the file itself.
 
     Raises:
         ValueError: the unknown piece is a special token, so that text becomes one.
@@ -385,7 +430,7 @@ def spell_special(
                 f"{file} has the id {number} for unknown pieces and for {role!r}, so that text would turn into a "
                 "special token. Take another tokenizer."
             )
-    names = {id_of(name): name for role in special_ids for name in SPECIAL_NAMES[role]}
+    names = {id_of(name): name for name in (*added, *(name for role in special_ids for name in SPECIAL_NAMES[role]))}
     return {
         number: tuple(part for name in names.get(number, "") if (part := _spell(name, id_of, unknown)) is not None)
         for number in special_ids.values()

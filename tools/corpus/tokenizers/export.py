@@ -197,7 +197,8 @@ def write_tokenizer(source: Path, output: Path, *, max_length: int, types: int =
 
 def _special_names(tokenizer: Tokenizer) -> dict[str, str]:
     """As tokenizer_config.json calls them: pad_token and so on."""
-    names = {f"{role}_token": tokenizer.pieces([tokenizer.special_ids[role]])[0] for role in _ROLES}
+    ids = tokenizer.special_ids
+    names = {f"{role}_token": tokenizer.pieces([ids[role]])[0] for role in _ROLES if role in ids}
     if tokenizer.unknown is not None:
         names["unk_token"] = tokenizer.pieces([tokenizer.unknown])[0]
     return names
@@ -215,17 +216,19 @@ def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str], 
     if library.post_processor is not None and isinstance(tokenizer, JsonTokenizer) and _as_laid_out(tokenizer, types):
         return False
     replaced, layout = library.post_processor is not None, tokenizer.layout
-    first, last, second = names["cls_token"], names["sep_token"], layout.second_type
+    ids, second = [*tokenizer.before, *tokenizer.between, tokenizer.end], layout.second_type
+    before, between, (last,) = map(tokenizer.pieces, (tokenizer.before, tokenizer.between, [tokenizer.end]))
     template: Any = processors.TemplateProcessing(
-        single=f"{first}:0 $A:0 {last}:0",
+        single=" ".join([*(f"{name}:0" for name in before), "$A:0", f"{last}:0"]),
         pair=" ".join(
             [
-                *(f"{first}:0 $A:0", *[f"{last}:0"] * layout.between),
-                *([f"{first}:0"] * layout.again),
+                *(f"{name}:0" for name in before),
+                "$A:0",
+                *(f"{name}:0" for name in between),
                 f"$B:{second} {last}:{second}",
             ]
         ),
-        special_tokens=[(first, tokenizer.special_ids["cls"]), (last, tokenizer.special_ids["sep"])],
+        special_tokens=list(zip(tokenizer.pieces(ids), ids, strict=True)),
     )
     if replaced and isinstance(tokenizer, JsonTokenizer) and tokenizer.plan["post_processor"].get("trim_offsets"):
         template = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])  # places without the space
@@ -235,10 +238,13 @@ def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str], 
 
 def _as_laid_out(tokenizer: JsonTokenizer, types: int) -> bool:
     """Whether the file's own template gives one text and two as the tokenizer's layout does."""
-    cls, sep, layout = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"], tokenizer.layout
     first, second = tokenizer.encode(["a", "b"])
     ids, found = tokenizer.laid_out("a", "b")
-    before = [cls, *first, *layout.ids_between(tokenizer.special)]
-    of_types = [0] * len(before) + [layout.second_type] * (len(second) + 1)
-    same_pair = ids == [*before, *second, sep] and (types < 2 or found == of_types)
-    return same_pair and list(tokenizer.library.encode("a").ids) == [cls, *first, sep]
+    head = [*tokenizer.before, *first, *tokenizer.between]
+    of_types = [0] * len(head) + [tokenizer.layout.second_type] * (len(second) + 1)
+    same_pair = ids == [*head, *second, tokenizer.end] and (types < 2 or found == of_types)
+    return (same_pair or not tokenizer.layout.pairs) and list(tokenizer.library.encode("a").ids) == [
+        *tokenizer.before,
+        *first,
+        tokenizer.end,
+    ]

@@ -52,11 +52,14 @@ def check_added(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> 
 
 
 def _check_told(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> None:
-    """Raises ValueError where the folder calls a special token by another name than the file."""
+    """Raises ValueError where the folder calls a special token by another name than the file. Without [CLS] nobody
+    asks: the file's template alone says what stands where."""
     ids = {**tokenizer.special_ids} | ({} if tokenizer.unknown is None else {"unk": tokenizer.unknown})
     names = dict(zip(ids, tokenizer.pieces(list(ids.values())), strict=True))
     for where, role, name in _told(folder):
         if role == "pad" and name in names.values():  # another one's too, which nobody looks at
+            continue
+        if role != "unk" and "cls" not in ids:
             continue
         if name != names.get(role, name):
             raise ValueError(f"{where} calls {role}_token {name!r}, and {file.name} has {names[role]!r}. {remedy}")
@@ -137,7 +140,7 @@ _OF_SENTENCEPIECE = _classes("BigBird")
 _OF_JSON = frozenset(f"{name}{fast}" for name in RULES for fast in ("", "Fast"))
 """Classes that a tokenizer.json gives the pieces."""
 _WITHOUT_TYPES = _classes(
-    *("Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "Gemma", "MPNet", "Roberta", "XLMRoberta")
+    *("Albert", "BigBird", "Camembert", "DistilBert", "DPRReader", "Gemma", "MPNet", "Qwen2", "Roberta", "XLMRoberta")
 ) | {"TokenizersBackend"}
 """Classes that give no types where `model_input_names` is not said."""
 _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
@@ -150,7 +153,7 @@ _MODEL_TYPES: MappingProxyType[str, str] = MappingProxyType(
         "deberta-v2": "DebertaV2Tokenizer",
         **dict.fromkeys(("jina_embeddings_v3", "gte", "new"), "XLMRobertaTokenizer"),
         **dict.fromkeys(("xlm-roberta-xl", "eurobert"), "TokenizersBackend"),
-        "gemma3_text": "GemmaTokenizer",
+        **{"gemma3_text": "GemmaTokenizer", "qwen3": "Qwen2Tokenizer"},
     }
 )
 """Of config.json: where nothing names a class, the library takes this one, or one like it."""
@@ -285,19 +288,26 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
         layout = replace(layout, between=rules.layout.between, second_type=has_types * rules.layout.second_type)
     if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor"):
         return layout
+    before, sep = tokenizer.before, tokenizer.end
+    if not before and (name in _OF_BERT or (rules is not None and rules.layout is not None)):
+        raise ValueError(
+            f"{folder / FILES['json']} puts no [CLS] before a text, and as a {name} the transformers library does, "
+            f"whatever the file says. For the file as it is, write {_AS_FILE} into {CONFIG}."
+        )
     if name in _OF_BERT and tokenizer.is_wordpiece:
         return layout
-    cls, sep = tokenizer.special_ids["cls"], tokenizer.special_ids["sep"]
     ids, types = tokenizer.laid_out("a", "b")
     first, second = tokenizer.encode(["a", "b"])
-    for between, again in ((1, False), (2, False), (1, True)):
-        if ids == [cls, *first, *[sep] * between, *[cls] * again, *second, sep]:
+    for between, again in ((1, False), (2, False), (1, True)) if before else ((1, False), (0, False)):
+        if ids == [*before, *first, *[sep] * between, *before * again, *second, sep]:
             of_second = set(types[-len(second) - 1 :])
             of_first = types[: -len(second) - 1 - again]
             if not has_types or (len(of_second) == 1 and not any(of_first) and not again):
                 told = replace(layout, between=between, again=again, second_type=of_second.pop() if has_types else 0)
                 if rules is None or rules.layout is None or told == layout:
                     return told
+    if not before:
+        return replace(layout, pairs=False)
     known = (
         "Known are [CLS] a [SEP] b [SEP], with one or two [SEP] between, and one type for each text, and, without "
         "types, [CLS] a [SEP] [CLS] b [SEP]."

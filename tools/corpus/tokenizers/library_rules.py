@@ -18,6 +18,8 @@ PROBE = (
     " two  spaces, 3,000 times: ``so'' e\u0301t\u00e9 ",
 )
 """Two tokenizers that treat case, accents, ideographs, numbers, spaces and marks in another way differ in these."""
+_PROBE_OF_BPE = ("IT'S;\n\n two\r\n\tlines\n\n4 \n  and\u00a0\u0939\u093f\u0928\u094d\u0926\u0940 x'\u0301\n",)
+"""The same of line ends, of marks that NFC leaves alone, and of capital letters behind an apostrophe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +57,19 @@ RULES: Mapping[str, ClassRules] = MappingProxyType(
             layout=TextLayout(),
         ),
         "GemmaTokenizer": ClassRules(model="BPE", settings={}, byte_fallback=True),
+        "Qwen2Tokenizer": ClassRules(model="BPE", settings={"add_prefix_space": False}),
         "BigBirdTokenizer": ClassRules(model="Unigram", settings=_SPACE, layout=TextLayout()),
         "DebertaV2Tokenizer": ClassRules(
             model="Unigram", settings={"do_lower_case": False, "split_by_punct": False, **_SPACE}, layout=TextLayout()
         ),
     }
 )
+
+
+_PARTS_OF_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Bai et al. 2023: endings behind an apostrophe, words, single digits, marks, line ends, spaces."""
 
 
 def rules_of(name: str | None) -> ClassRules | None:
@@ -94,7 +103,7 @@ def contradiction(made: JsonTokenizer, name: str, rules: ClassRules, told: Mappi
     if rules.model == "WordPiece" and made.of_other_words_than_bert:
         return made.of_other_words_than_bert
     normalizer, pre_tokenizer = _rebuilt(name.removesuffix("Fast"), rules, told, plan)
-    for text in PROBE:
+    for text in (*PROBE, *(_PROBE_OF_BPE if rules.model == "BPE" else ())):
         clean = text if normalizer is None else normalizer.normalize_str(text)
         wanted, parts = [part for part, _ in pre_tokenizer.pre_tokenize_str(clean)], made.cut(text)
         if wanted != parts:
@@ -118,6 +127,10 @@ def _rebuilt(name: str, rules: ClassRules, told: Mapping[str, Any], plan: Mappin
     if name == "GemmaTokenizer":
         return normalizers.Replace(" ", "\u2581"), pre_tokenizers.Split(" ", "merged_with_previous")
     space = bool(told["add_prefix_space"])
+    if name == "Qwen2Tokenizer":
+        parts_of = pre_tokenizers.Split(Regex(_PARTS_OF_QWEN2), "isolated")
+        of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
+        return normalizers.NFC(), pre_tokenizers.Sequence([parts_of, of_bytes])
     if rules.model == "BPE":
         return None, pre_tokenizers.ByteLevel(add_prefix_space=space)
     otherwise: Literal["first", "never"] = "first" if name == "DebertaV2Tokenizer" else "never"

@@ -54,11 +54,11 @@ class JsonTokenizer(Tokenizer):
         # Ids may have gaps, and a model needs a row for each.
         self.vocab_size = 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=0)
         added = [token["content"] for token in self.plan.get("added_tokens", ()) if token.get("special")]
-        self.special_ids = find_special(self.library.token_to_id, file, added=added)
+        self.special_ids = find_special(self.library.token_to_id, file, added=added, end=self._end_alone(added))
         self.unknown = self._find_unknown()
         if self.is_wordpiece:
             self.longest_word = int(self.plan["model"].get("max_input_chars_per_word", LONGEST_WORD))
-        self.spelled = spell_special(self.library.token_to_id, self.special_ids, self.unknown, file)
+        self.spelled = spell_special(self.library.token_to_id, self.special_ids, self.unknown, file, added=added)
         self.fingerprint = fingerprint("json", content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -188,6 +188,18 @@ class JsonTokenizer(Tokenizer):
         if not self._byte_of or not self._byte_of.keys() >= set(piece):
             return piece
         return bytes(map(self._byte_of.__getitem__, piece)).decode("utf-8", "replace")
+
+    def _end_alone(self, added: Sequence[str]) -> int | None:
+        """The special token that the file's template puts behind a text, where it puts nothing else around it."""
+        told = self.plan.get("post_processor") or {}
+        steps = told["processors"] if told.get("type") == "Sequence" else [told]
+        templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
+        if len(templates) != 1 or [next(iter(part)) for part in templates[0]["single"]] != ["Sequence", "SpecialToken"]:
+            return None
+        name = templates[0]["single"][1]["SpecialToken"]["id"]
+        number = self.library.token_to_id(name)
+        is_it = name in added and templates[0]["special_tokens"][name]["ids"] == [number]
+        return number if is_it else None
 
     def _find_unknown(self) -> int | None:
         model = self.plan["model"]

@@ -56,6 +56,9 @@ def test_a_mark_of_the_space_before_a_word_is_no_letter_of_it() -> None:
             known = {"red": [1], "blue": [2], "s": [9, 3]}
             return [[number for word in text.split() for number in known[word]] for text in texts]
 
+        def special_tokens(self, *, pair: bool) -> int:
+            return 2
+
     tokenizer: Any = Marked()
     assert set(" ".join(written_texts(tokenizer, np.array([0, 0, 0, 0, 1]), 20)).split()) == {"red", "blue"}
 
