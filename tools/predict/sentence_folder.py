@@ -19,6 +19,7 @@ from typing import Any
 from models.bert.embedding import Activation, DenseConfig, Pooling
 from models.bert.huggingface import WeightSource, read_model_config
 from models.bert.huggingface.dense import with_dense
+from models.bert.huggingface.model_json import MODEL_JSON
 from models.bert.huggingface.reader import WEIGHT_FILES
 from tools.common.files import is_unicode, parsed_json, read_file
 
@@ -345,7 +346,7 @@ def _encoder_settings(encoder: Path) -> tuple[int | None, bool]:
             )
             if (encoder / name).is_file()
         ]
-        if (encoder / "config.json").is_file():
+        if any((encoder / name).is_file() for name in ("config.json", MODEL_JSON)):
             limits.append(read_model_config(encoder).positions)  # a RoBERTa's config.json counts rows of padding too
         given = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < _UNLIMITED]
         most = min(given, default=None)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from tensor3d import Cube
 from tests.ranks import run_ranks
+from tools.convert.__main__ import main as convert
 from tools.predict import load
 from tools.predict.__main__ import main
 from tools.predict.sentence_folder import sentence_files, sentence_json, sentence_settings
@@ -197,6 +198,12 @@ def test_the_length_of_the_folder_is_obeyed(encoder: Path, tmp_path: Path) -> No
     unsaid = described(encoder, tmp_path / "unsaid", sentence={"max_seq_length": None})
     write(unsaid / "tokenizer_config.json", {"do_lower_case": False, "model_max_length": 9})
     np.testing.assert_allclose(vectors(unsaid), plain(encoder, TEXTS, "mean", 9), atol=1e-5)
+    write(unsaid / "tokenizer_config.json", {"do_lower_case": False, "model_max_length": 131072})
+    assert convert(["from-hf", str(unsaid), str(tmp_path / "ours")]) == 0
+    for folder in (unsaid, tmp_path / "ours"):
+        settings = sentence_settings(folder)
+        assert settings is not None
+        assert settings.max_length == 32, "the positions of the model, which may have no table that ends"
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
