@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_by_name(start: Start, tmp_path: Path, caps
 
 
 def test_a_tokenizer_without_masks_is_refused(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = with_rows(start, tmp_path / "other", open_weights(start.folder).config.vocab)
+    folder = with_rows(start, tmp_path / "other", 300)
     write_qwen_tokenizer(folder)
     assert went_on(start._replace(folder=folder), tmp_path / "run") == 2
     assert "has no [CLS] and no [MASK]" in capsys.readouterr().err
