@@ -144,6 +144,8 @@ class _Plan:
             )
         if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
+        if self.config.traits.may_be_causal and not self.config.causal:
+            told.append(f"by is_causal = false of {CONFIG} the library from 5.2 on sees both sides; older ones do not")
         if not self.heads.isdisjoint(LABELLED) and not says_head_dropout(self._kind, self.architecture):
             dropped = self._dropout()
             if dropped != self.config.dropout:

@@ -143,7 +143,7 @@ EUROPEAN = [
 """The place of the first says what its classifier looks at."""
 AROUND_ONE = [(GEMMA, kind) for kind in ("ForMaskedLM", "Model")]
 """In the other order the decoder has a weight of its own."""
-SEES_ALL = "is_causal" in inspect.getsource(transformers.masking_utils.create_causal_mask)
+SEES_ALL = 'getattr(config, "is_causal"' in inspect.getsource(transformers.masking_utils.create_causal_mask)
 """Whether this version of the library obeys the setting by which a decoder sees both sides."""
 BEFORE_ALONE = [(QWEN, "Model"), *[(QWEN, "ForMaskedLM")] * SEES_ALL]
 DISENTANGLED = [(DEBERTA, kind) for kind in OURS]

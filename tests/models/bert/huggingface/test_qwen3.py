@@ -140,6 +140,14 @@ def test_a_model_that_sees_no_later_tokens_learns_no_masked_ones(tmp_path: Path)
         assert same(values(model), weights)
 
 
+def test_what_sees_both_sides_says_which_versions_of_the_library_do(tmp_path: Path) -> None:
+    cube, config = Cube.single(), toy_config(67, **FAMILIES["qwen"])
+    told = export_huggingface(BertForPreTraining(config, cube), cube, tmp_path)
+    assert told.architecture == "Qwen3ForCausalLM"
+    assert told.note == "by is_causal = false of config.json the library from 5.2 on sees both sides; older ones do not"
+    assert (open_weights(tmp_path).config.causal, open_weights(tmp_path).heads) == (False, ("masked_lm",))
+
+
 # --- What classifiers look at -----------------------------------------------------------------------------------------
 
 
