@@ -126,6 +126,18 @@ class FamilyTraits:
 
 _ROBERTA = FamilyTraits(behind_padding=True, head_activation="gelu", drops_before_pooler=True)
 _GATES: tuple[Activation, ...] = ("silu", "gelu")
+# A decoder's layers of today, as of Llama 3.
+_DECODER = FamilyTraits(
+    encoders=("modern",),
+    types=0,
+    least_types=0,
+    activations=_GATES,
+    embedding_norm=False,
+    rms_norm=True,
+    windows=False,
+    decoder_alone=True,
+    poolings=("cls", "mean"),
+)
 
 FAMILIES: Mapping[str, FamilyTraits] = MappingProxyType(
     {
@@ -153,51 +165,20 @@ FAMILIES: Mapping[str, FamilyTraits] = MappingProxyType(
             prediction_head=True,
             drops_before_answers=True,
         ),
-        "eurobert": FamilyTraits(
-            encoders=("modern",),
-            types=0,
-            least_types=0,
-            activations=_GATES,
-            embedding_norm=False,
-            rms_norm=True,
-            windows=False,
-            decoder_alone=True,
-            ties=False,
-            pooler="gelu",
-            pooler_bias=True,
-            poolings=("cls", "mean", "late"),
-        ),
-        "gemma3_text": FamilyTraits(
-            encoders=("modern",),
-            types=0,
-            least_types=0,
+        "eurobert": replace(_DECODER, ties=False, pooler="gelu", pooler_bias=True, poolings=("cls", "mean", "late")),
+        "gemma3_text": replace(
+            _DECODER,
             activations=("gelu_tanh",),
-            embedding_norm=False,
             scaled_embeddings=True,
-            rms_norm=True,
             zero_centered_norms=True,
             qk_norm=True,
             out_norms=True,
             head_dims=True,
+            windows=True,
             global_every=6,
             last_is_global=True,
-            decoder_alone=True,
-            poolings=("cls", "mean"),
         ),
-        "qwen3": FamilyTraits(
-            encoders=("modern",),
-            types=0,
-            least_types=0,
-            activations=_GATES,
-            embedding_norm=False,
-            rms_norm=True,
-            qk_norm=True,
-            head_dims=True,
-            may_be_causal=True,
-            windows=False,
-            decoder_alone=True,
-            poolings=("cls", "mean", "last"),
-        ),
+        "qwen3": replace(_DECODER, qk_norm=True, head_dims=True, may_be_causal=True, poolings=("cls", "mean", "last")),
         "deberta-v2": FamilyTraits(
             norms=("post",), types=0, least_types=0, distances=True, disentangles_embeddings=True, pooler="gelu"
         ),

@@ -207,6 +207,28 @@ _OF_DECODERS = {
     "cls.predictions.decoder.weight": "lm_head.weight",
 }
 """Outside of the layers of what is called a decoder in the library."""
+_DECODER_LAYERS = {**_PROJECTIONS, **_GATED, "attention.output.LayerNorm": "input_layernorm"}
+_NORMS_OF_HEADS = {
+    "attention.self.q_norm": "self_attn.q_norm",
+    "attention.self.k_norm": "self_attn.k_norm",
+}
+_DECODER: dict[str, Any] = {
+    "prefix": "model.",
+    "bare": ("embed_tokens.", "norm."),
+    "stack": "layers",
+    "others": _OF_DECODERS,
+    "decoder_alone": True,
+}
+_DECODER_SETTINGS = {
+    "layer_norm_eps": "rms_norm_eps",
+    "hidden_dropout_prob": None,
+    "attention_probs_dropout_prob": "attention_dropout",
+    "type_vocab_size": None,
+}
+_DECODER_FIXED: dict[str, tuple[Any, str]] = {
+    "attention_bias": (False, "the modern encoder has biases where logits come out alone"),
+    "rope_scaling": (None, "rotary positions are not scaled here"),
+}
 _PUBLISHED = {"self_attn.Wqkv": _FUSED["attn.Wqkv"]}
 """Fused in files that came before the library's support, and never written."""
 _NAMES_OF_AUTHORS = (
@@ -438,106 +460,54 @@ ARCHITECTURES = {
             name="eurobert",
             title="EuroBERT",
             classes="EuroBert",
-            prefix="model.",
-            bare=("embed_tokens.", "norm."),
-            stack="layers",
-            in_layers={
-                **_PROJECTIONS,
-                **_GATED,
-                "attention.output.LayerNorm": "input_layernorm",
-                "output.LayerNorm": "post_attention_layernorm",
-            },
-            others=_OF_DECODERS,
+            in_layers={**_DECODER_LAYERS, "output.LayerNorm": "post_attention_layernorm"},
             of_texts=_both({"bert.pooler.dense": "dense"}),
-            decoder_alone=True,
-            settings={
-                "layer_norm_eps": "rms_norm_eps",
-                "hidden_dropout_prob": None,
-                "attention_probs_dropout_prob": "attention_dropout",
-                "type_vocab_size": None,
-            },
+            settings=_DECODER_SETTINGS,
             defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu"},
             fixed={
-                **dict.fromkeys(
-                    ("attention_bias", "mlp_bias"), (False, "the modern encoder has biases where logits come out alone")
-                ),
+                **_DECODER_FIXED,
+                "mlp_bias": (False, "the modern encoder has biases where logits come out alone"),
                 "is_decoder": (False, "a decoder sees no later tokens"),
                 "is_causal": (False, "a decoder sees no later tokens"),
                 "hidden_dropout": (0, "the library drops attention's probabilities alone"),
-                "rope_scaling": (None, "rotary positions are not scaled here"),
                 "sliding_window": (None, "all layers see whole sequences here"),
             },
             heads=_sets("pooler classifier", "tags", "masked_lm", ""),
+            **_DECODER,
         ),
         Architecture(
             name="gemma3_text",
             title="EmbeddingGemma",
             classes="Gemma3",
-            prefix="model.",
-            bare=("embed_tokens.", "norm."),
-            stack="layers",
             in_layers={
-                **_PROJECTIONS,
-                **_GATED,
-                "attention.self.q_norm": "self_attn.q_norm",
-                "attention.self.k_norm": "self_attn.k_norm",
-                "attention.output.LayerNorm": "input_layernorm",
+                **_DECODER_LAYERS,
+                **_NORMS_OF_HEADS,
                 "attention.output.OutputNorm": "post_attention_layernorm",
                 "output.LayerNorm": "pre_feedforward_layernorm",
                 "output.OutputNorm": "post_feedforward_layernorm",
             },
-            others=_OF_DECODERS,
-            decoder_alone=True,
-            settings={
-                "hidden_act": "hidden_activation",
-                "layer_norm_eps": "rms_norm_eps",
-                "hidden_dropout_prob": None,
-                "attention_probs_dropout_prob": "attention_dropout",
-                "type_vocab_size": None,
-                "classifier_dropout": None,
-            },
+            settings={**_DECODER_SETTINGS, "hidden_act": "hidden_activation", "classifier_dropout": None},
             defaults={"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
             fixed={
-                "attention_bias": (False, "the modern encoder has biases where logits come out alone"),
+                **_DECODER_FIXED,
                 "attn_logit_softcapping": (None, "scores of attention have no cap here"),
                 "final_logit_softcapping": (None, "logits have no cap here"),
-                "rope_scaling": (None, "rotary positions are not scaled here"),
             },
             endings={frozenset({"masked_lm"}): "ForCausalLM", frozenset(): "TextModel"},
             heads=_sets("masked_lm", ""),
+            **_DECODER,
         ),
         Architecture(
             name="qwen3",
             title="Qwen3",
             classes="Qwen3",
-            prefix="model.",
-            bare=("embed_tokens.", "norm."),
-            stack="layers",
-            in_layers={
-                **_PROJECTIONS,
-                **_GATED,
-                "attention.self.q_norm": "self_attn.q_norm",
-                "attention.self.k_norm": "self_attn.k_norm",
-                "attention.output.LayerNorm": "input_layernorm",
-                "output.LayerNorm": "post_attention_layernorm",
-            },
-            others=_OF_DECODERS,
-            decoder_alone=True,
-            settings={
-                "layer_norm_eps": "rms_norm_eps",
-                "hidden_dropout_prob": None,
-                "attention_probs_dropout_prob": "attention_dropout",
-                "type_vocab_size": None,
-                "classifier_dropout": None,
-            },
+            in_layers={**_DECODER_LAYERS, **_NORMS_OF_HEADS, "output.LayerNorm": "post_attention_layernorm"},
+            settings={**_DECODER_SETTINGS, "classifier_dropout": None},
             defaults={"layer_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
-            fixed={
-                "attention_bias": (False, "the modern encoder has biases where logits come out alone"),
-                "use_sliding_window": (False, "all layers see whole sequences here"),
-                "rope_scaling": (None, "rotary positions are not scaled here"),
-            },
+            fixed={**_DECODER_FIXED, "use_sliding_window": (False, "all layers see whole sequences here")},
             endings={frozenset({"masked_lm"}): "ForCausalLM"},
             heads=_sets("masked_lm", ""),
+            **_DECODER,
         ),
         Architecture(
             name="deberta-v2",
