@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_a_model_that_sees_no_later_tokens_learns_no_masked_ones(tmp_path: Path)
         model = BertModel(found.config, cube)
         assert unused == tuple(found.fill(model, cube).unused)
         assert same(values(model), weights)
+
+
+@pytest.mark.parametrize("family", ["qwen", "gemma"])
+def test_a_head_that_is_the_embedding_has_no_other_decoder(tmp_path: Path, family: str) -> None:
+    """Where the folder holds both, they must be the same, unless the head is not taken."""
+    config, cube = toy_config(67, **FAMILIES[family]), Cube.single()
+    model = BertForPreTraining(config, cube)
+    export_huggingface(model, cube, tmp_path)
+    tensors, settings = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    embedding = tensors["model.embed_tokens.weight"]
+    twice = open_weights(write(tmp_path, {**tensors, "lm_head.weight": embedding.clone()}, settings))
+    assert twice.fill(model, cube).unused == ()
+    other = open_weights(write(tmp_path, {**tensors, "lm_head.weight": embedding + 1}, settings))
+    assert other.only(()).fill(BertModel(config, cube), cube).unused == ("lm_head.weight",)
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight, and this .* has one"):
+        other.fill(model, cube)
 
 
 # --- What classifiers look at -----------------------------------------------------------------------------------------
