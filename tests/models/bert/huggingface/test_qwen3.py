@@ -141,6 +141,13 @@ def test_a_model_that_sees_no_later_tokens_learns_no_masked_ones(tmp_path: Path)
         assert same(values(model), weights)
 
 
+def test_what_has_no_class_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    cube = Cube.single()
+    model = BertForSequenceClassification(toy_config(67, **CAUSAL), 3, cube)
+    with pytest.raises(ValueError, match=r"no Qwen3 of the library has exactly the heads classifier. Export .*: none"):
+        export_huggingface(model, cube, tmp_path)
+
+
 @pytest.mark.parametrize("family", ["qwen", "gemma"])
 def test_a_head_that_is_the_embedding_has_no_other_decoder(tmp_path: Path, family: str) -> None:
     """Where the folder holds both, they must be the same, unless the head is not taken."""
