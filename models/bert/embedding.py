@@ -159,9 +159,8 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
     y, z, planes = cube.axis("y"), cube.axis("z"), cube.over("data", "x")
     h = model(batch)  # (M/xy, H/z) on face z
     slots, dtype = batch.first.shape[0], torch.promote_types(h.dtype, torch.float32)
-    lengths = torch.from_numpy(laid.lengths)
     if pooling in ("cls", "last"):
-        rows = batch.first if pooling == "cls" else batch.first + laid.spread(lengths, 1) - 1  # unused ones are -1
+        rows = batch.first if pooling == "cls" else last_of_texts(batch)
         own = gather_over(select(h, rows, cube), y).to(dtype)  # (C, H/z), copies over y
     else:
         h, owner = h.to(dtype), local_rows(laid.owner, cube, "z")
@@ -177,7 +176,7 @@ def pooled_vectors(model: BertModel, laid: TextBatch, pooling: Pooling) -> Tenso
     vectors = laid.in_order(gather_over(whole, planes))
     if pooling in ("cls", "last", "max"):
         return vectors
-    lengths = lengths.to(vectors.device, dtype).unsqueeze(1)
+    lengths = torch.from_numpy(laid.lengths).to(vectors.device, dtype).unsqueeze(1)
     of_sums = {"mean": lengths, "mean_sqrt_len": lengths.sqrt(), "weightedmean": lengths * (lengths + 1) / 2}
     return vectors / of_sums[pooling]
 

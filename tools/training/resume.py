@@ -402,6 +402,7 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
         ValueError: no such folder, other sizes, no tokenizer, or another one.
     """
     weights = open_weights(folder)
+    _ = tokenizer_of(folder).special  # is there, belongs to the model, and has what pre-training needs
     _check_sizes(folder, weights.config, recipe)
     has_none = not weights.config.traits.next_sentence and "next_sentence" not in weights.heads
     if not recipe.data.single and has_none:
@@ -410,7 +411,6 @@ def weights_for(folder: Path, recipe: TrainConfig, corpus: TrainingCorpus | None
             f"{weights.config.family!r} has, and data.objective = {recipe.data.objective!r} learns one. Set "
             'data.objective = "masked-lm".'
         )
-    _ = tokenizer_of(folder).special  # is there, belongs to the model, and has what pre-training needs
     if corpus is not None:
         # Another file of the model's may be the one that the corpus was made with, if the ids mean the same pieces.
         mark, found = tokenizer_of_corpus(corpus.tokenizer).fingerprint, tokenizers_in(folder)
@@ -430,7 +430,8 @@ def _check_sizes(folder: Path, theirs: BertConfig, recipe: TrainConfig) -> None:
     if theirs.causal:
         raise ValueError(
             f"the model in {folder} sees no later tokens, and masked tokens are told by both sides. Write "
-            '"is_causal": false into its config.json, so that it sees all from here on, or begin with another model.'
+            '"is_causal": false into the config.json of its Hugging Face folder (before tools.convert from-hf, where '
+            "it is imported), so that it sees all from here on, or begin with another model."
         )
     _check_distances(f"the model in {folder}", theirs, ours)
     has_table = not (theirs.has_rotary or ours.has_rotary)

@@ -308,8 +308,10 @@ def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Archit
         if heads is None and chosen not in kind.heads and (spare == "pooler" or not FAMILIES[kind.name].next_sentence):
             chosen = chosen - {spare}
     if chosen not in kind.heads:
-        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads)
-        raise ValueError(f"no model of the library has the heads {_told(chosen)} together. Export one of: {known}.")
+        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads and each <= present)
+        raise ValueError(
+            f"no {kind.title} of the library has exactly the heads {_told(chosen)}. Export one of: {known}."
+        )
     return chosen
 
 

@@ -400,10 +400,13 @@ class HFWeights(WeightSource):
     def _fill(self, model: nn.Module, used: dict[str, Tensor], cube: Cube) -> dict[str, tuple[str, ...]]:
         sources = run_on_all_ranks(cube, lambda: self._checked(used))
         self._check_same_files(sources, cube)
-        run_on_all_ranks(cube, lambda: self._check_tied(used, cube))
+        # A masked-LM head without a weight of its own has the embedding's.
+        shares = "masked_lm" in self.heads and hasattr(model, "masked_lm") and _OWN_DECODER not in used
+        if shares:
+            run_on_all_ranks(cube, lambda: self._check_tied(used, cube))
         run_on_all_ranks(cube, lambda: self._read(used, sources, cube))
         asked = {name for source in sources.values() for name in source}
-        if _OWN_DECODER not in used and "masked_lm.projection.bias" in used:
+        if shares:
             asked |= {param_names.DECODER_WEIGHT, param_names.DECODER_BIAS, param_names.MASKED_LM_BIAS}
         rounded = [name for name in asked if name in self._names and self._tensors[self._names[name]].dtype == "F64"]
         narrow = any(tensor.dtype != torch.float64 for tensor in used.values())
@@ -504,10 +507,7 @@ class HFWeights(WeightSource):
         raise ValueError(f"{told} {CONFIG} and weights are of different models, or the model has other sizes.")
 
     def _check_tied(self, used: dict[str, Tensor], cube: Cube) -> None:
-        """A masked-LM head without a weight of its own has the embedding's: where the file has another, it must be the
-        same."""
-        if "masked_lm.projection.bias" not in used or _OWN_DECODER in used:
-            return
+        """Where the file has the embedding's weight and the head's bias twice, they must be the same."""
         embedding = used["bert.embeddings.tokens.weight"]
         pairs = (
             (param_names.DECODER_WEIGHT, param_names.EMBEDDING, local_slices(embedding, cube)),

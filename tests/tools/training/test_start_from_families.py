@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.bert import BertConfig, BertForPreTraining, export_huggingface, open_weights
+from models.bert import BertConfig, BertForPreTraining, BertModel, export_huggingface, open_weights
 from tensor3d import Cube
 from tensor3d.data.masking import SpecialTokens
 from tests.ranks import run_ranks
@@ -25,6 +25,7 @@ from tools.corpus.__main__ import main as corpus
 from tools.corpus.tokenizers.model_dir import tokenizer_of
 from tools.predict import load
 from tools.training.config import ModelConfig, TrainConfig
+from tools.training.resume import weights_for
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -204,6 +205,23 @@ def test_a_tokenizer_without_masks_is_refused(start: Start, tmp_path: Path, caps
     write_qwen_tokenizer(folder)
     assert went_on(start._replace(folder=folder), tmp_path / "run") == 2
     assert "has no [CLS] and no [MASK]" in capsys.readouterr().err
+
+
+def test_a_model_that_sees_no_later_tokens_is_refused(tmp_path: Path) -> None:
+    """But by its tokenizer first, of which no setting makes another."""
+    cube = Cube.single()
+    write_mpnet_tokenizer(tmp_path, PIECES)
+    config = BertConfig(
+        **{**SIZES, "family": "qwen3", "encoder": "modern", "types": 0, "vocab": 300},
+        **{"activation": "silu", "causal": True, "pooling": "last"},
+    )
+    export_huggingface(BertModel(config, cube), cube, tmp_path)
+    told = r"sees no later tokens.*into the config.json of its Hugging Face folder \(before tools.convert from-hf"
+    with pytest.raises(ValueError, match=told):
+        weights_for(tmp_path, TrainConfig(), None)
+    write_qwen_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=r"has no \[CLS\] and no \[MASK\]"):
+        weights_for(tmp_path, TrainConfig(), None)
 
 
 def test_a_model_with_more_rows_than_pieces_goes_on(start: Start, tmp_path: Path) -> None:

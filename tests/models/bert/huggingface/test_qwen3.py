@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,29 @@ def test_what_sees_both_sides_says_which_versions_of_the_library_do(tmp_path: Pa
     assert told.architecture == "Qwen3ForCausalLM"
     assert told.note == "by is_causal = false of config.json the library from 5.2 on sees both sides; older ones do not"
     assert (open_weights(tmp_path).config.causal, open_weights(tmp_path).heads) == (False, ("masked_lm",))
+
+
+def test_what_has_no_class_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    cube = Cube.single()
+    model = BertForSequenceClassification(toy_config(67, **CAUSAL), 3, cube)
+    with pytest.raises(ValueError, match=r"no Qwen3 of the library has exactly the heads classifier. Export .*: none"):
+        export_huggingface(model, cube, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen", "gemma"])
+def test_a_head_that_is_the_embedding_has_no_other_decoder(tmp_path: Path, family: str) -> None:
+    """Where the folder holds both, they must be the same, unless the head is not taken."""
+    config, cube = toy_config(67, **FAMILIES[family]), Cube.single()
+    model = BertForPreTraining(config, cube)
+    export_huggingface(model, cube, tmp_path)
+    tensors, settings = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    embedding = tensors["model.embed_tokens.weight"]
+    twice = open_weights(write(tmp_path, {**tensors, "lm_head.weight": embedding.clone()}, settings))
+    assert twice.fill(model, cube).unused == ()
+    other = open_weights(write(tmp_path, {**tensors, "lm_head.weight": embedding + 1}, settings))
+    assert other.only(()).fill(BertModel(config, cube), cube).unused == ("lm_head.weight",)
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from model.embed_tokens.weight, and this .* has one"):
+        other.fill(model, cube)
 
 
 # --- What classifiers look at -----------------------------------------------------------------------------------------
