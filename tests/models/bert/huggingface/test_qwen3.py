@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,15 @@ def test_other_spellings(changes: dict[str, Any], same_as: dict[str, Any]) -> No
 def test_what_it_does_not_have_here_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(**changes)
+
+
+def test_a_token_sees_what_came_before_it_alone() -> None:
+    texts = texts_for({"vocab_size": 67})[:1]
+    other = replace(texts[0], ids=np.append(texts[0].ids[:-1], 5))
+    for causal in (True, False):
+        model = BertModel(toy_config(67, **{**CAUSAL, "causal": causal}), Cube.single())
+        first, second = (model(collate_texts([text], model.cube).batch)[: LENGTHS[0] - 1] for text in (texts[0], other))
+        assert torch.equal(first, second) == causal
 
 
 def test_a_model_that_sees_no_later_tokens_learns_no_masked_ones(tmp_path: Path) -> None:
