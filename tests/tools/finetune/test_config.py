@@ -93,7 +93,7 @@ def test_the_commands_of_the_page_on_vectors_can_be_read(tmp_path: Path, monkeyp
     page = (Path(__file__).parents[3] / "docs/embedding.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = [shlex.split(line) for line in page.splitlines() if line.strip().startswith("python -m tools.")]
     calls = [(command[2], command[3:]) for command in commands]
-    assert [name for name, _ in calls] == ["tools.finetune", "tools.finetune", "tools.predict", "tools.predict"]
+    assert [name for name, _ in calls] == ["tools.finetune"] * 2 + ["tools.predict"] * 4
     for _, arguments in calls[:2]:
         found = parse(arguments).settings
         assert isinstance(found, EmbedConfig)
