@@ -238,7 +238,8 @@ def parallelize(module: nn.Module, cube: Cube, plan: Mapping[str, ParallelRule])
     plane, `rules.embedding()` gives face z, each linear changes the face. It may do elementwise work, add up what lies
     on one face, call its modules. It may not reshape by its own sizes (heads, hidden), take softmax, means or norms of
     rows or columns, pick rows (`h[:, 0]`: `tensor3d.select`), multiply activations with each other, or take a loss over
-    classes that are cut (`tensor3d.cross_entropy`): what does, such as hand-written attention, needs `rules.replace`.
+    classes that are cut (`tensor3d.cross_entropy`): what does needs `rules.replace`. Attention in a forward of its own
+    is for `rules.own_attention`, if it does the same to each head.
     Sizes often fit by chance and the numbers are wrong, so compare one loss with the original's. Random numbers of its
     own come from torch's generator, of which `cube.manual_seed` gives each rank a stream.
 

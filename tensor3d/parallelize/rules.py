@@ -8,6 +8,7 @@ norm(face)                    nn.LayerNorm, nn.RMSNorm, *RMSNorm    face        
 embedding(), table()          nn.Embedding                          ids of a plane   z
 head(face)                    nn.Linear to a handful of outputs     face             copies over the face's axis
 attention(rows)               nn.MultiheadAttention                 z                z
+own_attention(rows, ...)      code that calls SDPA on heads         z                z
 dropout()                     nn.Dropout                            any              the same
 wrapped({...})                elementwise code with parameters      any              the same
 replicated(sum_over, enters)  code that must see whole rows         copies           copies, or `enters`
@@ -17,6 +18,7 @@ keep()                        modules without parameters            any         
 
 from __future__ import annotations
 
+from tensor3d.parallelize.own_attention import OwnAttention
 from tensor3d.parallelize.parallel_rule import Keep, Replace, Replicated, Wrapped
 from tensor3d.parallelize.torch_attention import Attention
 from tensor3d.parallelize.torch_layer_rules import Dropout, Embedding, Head, Linear, Norm, Projection, Table
@@ -29,6 +31,7 @@ __all__ = [
     "keep",
     "linear",
     "norm",
+    "own_attention",
     "projection",
     "replace",
     "replicated",
@@ -45,6 +48,7 @@ embedding = Embedding
 table = Table
 dropout = Dropout
 attention = Attention
+own_attention = OwnAttention
 wrapped = Wrapped
 replicated = Replicated
 replace = Replace

@@ -29,7 +29,13 @@ class _OnCube:
     enters: Face | None = None
 
 
-def on_cube(module: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters: Face | None = None) -> nn.Module:
+def on_cube(
+    module: nn.Module,
+    layouts: Mapping[str, Layout],
+    cube: Cube,
+    enters: Face | None = None,
+    over: type[LocalModule3D] | None = None,
+) -> nn.Module:
     """`module` itself, now a `LocalModule3D` too: its code runs with this rank's block of each parameter.
 
     All it has stays where it was: attributes, buffers, hooks, modules, and its parameters, which read as such wherever
@@ -40,17 +46,21 @@ def on_cube(module: nn.Module, layouts: Mapping[str, Layout], cube: Cube, enters
         layouts: of the parameters by name, of modules inside as well; those not named are used by modules inside, which
             know their own.
         enters: face onto which the result is cut, which all ranks of a plane have computed alike.
+        over: what runs the code. Default: `LocalModule3D` itself.
     """
     for name, each in module.named_modules():
         inside = {own: layouts[f"{name}.{own}"] for own in each._parameters if name and f"{name}.{own}" in layouts}
         if inside:
             _told(each, ReplicatedModule3D, _OnCube(code=type(each), layouts=inside, cube=cube))
-    return _told(module, LocalModule3D, _OnCube(code=type(module), layouts=dict(layouts), cube=cube, enters=enters))
+    facts = _OnCube(code=type(module), layouts=dict(layouts), cube=cube, enters=enters)
+    return _told(module, LocalModule3D if over is None else over, facts)
 
 
 def _told(module: nn.Module, over: type[nn.Module], facts: _OnCube) -> nn.Module:
     vars(module)["_on_cube"] = facts
-    if over is LocalModule3D and "forward" in vars(module):  # put on the object itself, it would run before the class's
+    if issubclass(over, LocalModule3D) and "forward" in vars(
+        module
+    ):  # put on the object itself, it would run before the class's
         vars(module)["_own_forward"] = vars(module).pop("forward")
     module.__class__ = _made(over, facts.code)  # type: ignore[arg-type]  # classes can be hashed
     return module
@@ -89,7 +99,7 @@ class ReplicatedModule3D(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The made class has no place of its own to be found at.
-        over = LocalModule3D if isinstance(self, LocalModule3D) else ReplicatedModule3D
+        over = type(self).__bases__[0]
         reduced = super().__reduce_ex__(protocol)
         assert isinstance(reduced, tuple), "a module is not stored by its name"
         return (_restored, (over, self._on_cube.code), *reduced[2:])

@@ -90,9 +90,8 @@ def run_page(cube: str) -> dict[str, Any]:
 def by_hand_differs(names: dict[str, Any]) -> float:
     """Of the hand-written attention: logits on the cube less the original's, where there are tokens; then weights."""
     model, cube, ids = names["by_hand"], names["cube"], names["batch"]
-    there = (ids != 0)[:, None, None]
-    logits = model[2](model[1](model[0](ids), there)) * there[:, 0, 0, :, None]
-    differences = [names["padded_logits"] - t3d.local_shard(logits, cube)]
+    logits = t3d.local_shard(model(ids) * (ids != 0).unsqueeze(-1), cube)
+    differences = [names["padded_logits"] - logits, names["replaced_logits"] - logits]
     differences += [names["weights_back"][name] - value for name, value in model.state_dict().items()]
     return max(float(each.detach().abs().max()) for each in differences)
 

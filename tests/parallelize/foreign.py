@@ -141,11 +141,11 @@ def per_sequence(model: nn.Module, *values: Tensor) -> Tensor:
     return torch.cat([model(*(each.unsqueeze(0) for each in one)).squeeze(0) for one in split])
 
 
-def as_original(name: str, rows: Tensor) -> Tensor:
-    """Rows of a fused QKV, ordered (head, q/k/v, d), in torch's order (q/k/v, head, d)."""
-    if "in_proj" not in name:
-        return rows
-    return rows.view(HEADS, 3, HIDDEN // HEADS, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+def as_in_model(model: nn.Module, name: str, rows: Tensor) -> Tensor:
+    """Rows of one of the original's parameters in the order of the model's, as of a fused QKV."""
+    owner, _, own = name.rpartition(".")
+    order = getattr(model.get_submodule(owner), "original_rows", {}).get(own)
+    return rows if order is None else rows[order]
 
 
 def errors_of(
@@ -160,7 +160,7 @@ def errors_of(
         gradient = ours[name].grad
         assert (gradient is None) == (parameter.grad is None), name
         if gradient is not None and parameter.grad is not None:
-            errors[name] = error(as_original(name, full_tensor(gradient, cube)), parameter.grad, name)
+            errors[name] = error(full_tensor(gradient, cube), as_in_model(model, name, parameter.grad), name)
     return errors
 
 

@@ -141,10 +141,12 @@ class UnsupportedOp:
     """Why code may not stay as it is on a cube, with the remedy.
 
     `of_columns`: only because columns are cut; logits of a narrow head, whole in their columns, may pass.
+    `firm`: also where the module's code is tried on parts of its heads, as of attention: no trial sees it.
     """
 
     text: str
     of_columns: bool = False
+    firm: bool = False
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -170,7 +172,8 @@ def objection(
         return UnsupportedOp(
             text=f"computes a loss ({name}) over rows of which a rank holds its own: leave it out of the module, "
             "make it by tensor3d.cross_entropy and all_reduce_replicated, and divide by the number of targets of the "
-            "whole step"
+            "whole step",
+            firm=True,
         )
     if name in _REDUCTIONS and not _between_two(name, arguments):
         return _reduction(name, x, arguments, options)
@@ -185,10 +188,11 @@ def objection(
     if name in _RANDOM:
         return UnsupportedOp(
             text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
-            "does, as it becomes a Dropout3D"
+            "does, as it becomes a Dropout3D",
+            firm=True,
         )
     if (not isinstance(result, Tensor) and name in VALUES) or (name == "where" and len(arguments) == 1):
-        return UnsupportedOp(text=f"decides by values ({name}), which differ from rank to rank")
+        return UnsupportedOp(text=f"decides by values ({name}), which differ from rank to rank", firm=True)
     return _moved_or_unknown(name, x, result)
 
 
@@ -200,7 +204,7 @@ def _moved_or_unknown(name: str, x: Tensor, result: Any) -> UnsupportedOp | None
     makes_tensors = any(True for _ in tensors_in(result))
     if not makes_tensors or name in ELEMENTWISE | PRODUCTS | ATTENTION:
         return None
-    return UnsupportedOp(text=f"does what propose_plan cannot follow ({name}): compare with the original")
+    return UnsupportedOp(text=f"does what propose_plan cannot follow ({name}): compare with the original", firm=True)
 
 
 def _between_two(name: str, arguments: tuple[Any, ...]) -> bool:
@@ -313,7 +317,7 @@ def _reshape(name: str, x: Tensor, sizes: Any, result: Any) -> UnsupportedOp | N
         return None
     return UnsupportedOp(
         text=f"names sizes ({name} to {tuple(result.shape)}): right on a cube only where they are read off the "
-        "tensor's own shape, as a rank holds fewer rows and columns"
+        "tensor's own shape, as a rank holds fewer rows and columns",
     )
 
 

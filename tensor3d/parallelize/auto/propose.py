@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from tensor3d.parallelize.auto.attention_trial import TriedAttention, try_attention
 from tensor3d.parallelize.auto.op_rules import TraceResult, is_within, role_of
 from tensor3d.parallelize.auto.proposal import PlanLine, Proposal, fold
 from tensor3d.parallelize.auto.solver import LayerRuleChoice, LayerRuleChoices
@@ -28,9 +29,15 @@ class UnresolvedItems:
     """
 
     def __init__(
-        self, module: nn.Module, reading: TraceResult, choices: LayerRuleChoices, layers: Mapping[str, LayerRuleChoice]
+        self,
+        module: nn.Module,
+        reading: TraceResult,
+        choices: LayerRuleChoices,
+        layers: Mapping[str, LayerRuleChoice],
+        tried: Mapping[str, TriedAttention],
     ) -> None:
         self.modules, self.reading, self.choices, self.layers = dict(module.named_modules()), reading, choices, layers
+        self.tried = tried
         self.left_out: set[str] = set()
         self.replaced: set[str] = set()
         self.words: dict[str, list[str]] = {}
@@ -71,13 +78,25 @@ class UnresolvedItems:
     def _attention(self) -> None:
         for host, functions in self.reading.attending.items():
             inside = [name for name in self.layers if name and is_within(name, host) and (host or "." not in name)]
+            if host in self.layers:  # as a whole, by its own code
+                self.left_out.update(inside)
+                continue
             self._replace(host, inside)
             self._say(
                 host,
                 f"does attention in its own forward ({', '.join(dict.fromkeys(functions))}), and a rank has to do it "
-                "for its own sequences and heads, on face y: rules.replace(build) with an Attention3D, or with a "
-                f"module of your own that calls tensor3d.attention{self._its(inside, host)}",
+                f"for its own sequences and heads, on face y{self._not_by_own_code(host)}: rules.replace(build) with "
+                "an Attention3D, or with a module of your own that calls "
+                f"tensor3d.attention{self._its(inside, host)}",
             )
+
+    def _not_by_own_code(self, host: str) -> str:
+        """Why rules.own_attention does not serve, where it was tried."""
+        tried = self.tried.get(host)
+        reasons = (
+            [] if tried is None else [tried.why_not] if tried.why_not else self.choices.against_own_attention(host)
+        )
+        return f", which its own code does not ({'; '.join(reasons)})" if reasons else ""
 
     def _notes(self) -> None:
         self.left_out.update(self.reading.unfit)
@@ -188,8 +207,9 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
     """
     reading, rows = read(module, args, kwargs), PackedRows()
     choices = LayerRuleChoices(module, reading, rows)
-    layers = choices.of_layers() | dict(choices.of_containers())
-    points = UnresolvedItems(module, reading, choices, layers)
+    tried = try_attention(module, list(reading.attending), args, kwargs, rows)
+    layers = choices.of_layers() | dict(choices.of_containers()) | choices.of_attention(tried)
+    points = UnresolvedItems(module, reading, choices, layers, tried)
     chosen = {name: choice for name, choice in layers.items() if name not in points.left_out}
     folded = fold(*_by_every_name(module, chosen))
     return Proposal(

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from tensor3d.parallelize import rules
+from tensor3d.parallelize.auto.attention_trial import TriedAttention
 from tensor3d.parallelize.auto.op_rules import Role, TracedCall, TraceResult, above, is_within, role_of
 from tensor3d.parallelize.auto.proposal import DivisibilityRequirement
+from tensor3d.parallelize.own_attention import OwnAttention
 from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.parallelize.torch_layer_rules import has_forward, mixes
@@ -227,6 +229,29 @@ class LayerRuleChoices:
             elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
                 yield name, LayerRuleChoice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")
 
+    def of_attention(self, tried: Mapping[str, TriedAttention]) -> dict[str, LayerRuleChoice]:
+        """Modules that keep their own attention: what was tried with success, of which nothing else is known."""
+        return {
+            name: _own_attention(name, each.rule, self.modules[name])
+            for name, each in tried.items()
+            if each.rule is not None and not self.against_own_attention(name) and self._goes_round(name, each.rule)
+        }
+
+    def against_own_attention(self, host: str) -> list[str]:
+        """What speaks against the code of a module that attends, that a trial does not see."""
+        notes = self.reading.notes
+        inside = (name for name in notes if name == host or is_within(name, host))
+        return [note.text for name in inside for note in notes[name] if note.firm]
+
+    def _goes_round(self, host: str, rule: OwnAttention) -> bool:
+        """Whether its projections read face z, and its output gives it back, without a turn."""
+        return all(
+            self.keys[name] not in self.solution.turned
+            and self.solution.face_read(self.keys[name]) == ("y" if name == f"{host}.{rule.output}" else "z")
+            for name in self.linears
+            if is_within(name, host)
+        )
+
     def objections(self, name: str) -> list[str]:
         """What speaks against the own code of a module. The outputs of heads are whole in their columns."""
         notes = self.reading.notes.get(name, {})
@@ -344,6 +369,26 @@ class LayerRuleChoices:
                 *widths,
             ),
         )
+
+
+def _own_attention(name: str, rule: OwnAttention, module: nn.Module) -> LayerRuleChoice:
+    requires = []
+    for own, heads in rule.check_parts(module, name).items():
+        layer, part = f"{name}.{own}", module.get_submodule(own)
+        assert isinstance(part, nn.Linear)
+        outer = part.out_features if own == rule.output else part.in_features
+        requires += [
+            DivisibilityRequirement(layer=layer, what="heads", number=heads, axis="y"),
+            DivisibilityRequirement(layer=layer, what="its width", number=outer, axis="z"),
+        ]
+    said = {each: getattr(rule, each) for each in ("output", "fused", "shares") if getattr(rule, each)}
+    told = "".join(f", {each}={value!r}".replace("'", '"') for each, value in said.items())
+    return LayerRuleChoice(
+        spelled=f"own_attention(rows, head_dim={rule.head_dim}{told})",
+        kind=rule,
+        why="its own code, tried on parts of its heads; `rows` says where sequences end",
+        divisions=tuple(requires),
+    )
 
 
 def _replicated(face: Face) -> LayerRuleChoice:

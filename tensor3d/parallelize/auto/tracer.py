@@ -154,6 +154,7 @@ class OpTracer(TorchFunctionMode):
         layer, layer_name: the known layer that is running: what it does inside is its own.
         flows: what is known of each activation.
         given: tensors without a face whose values come from the arguments, place by place: ids, masks.
+        follows: those, and all that is computed from one of them and of other things: angles of positions.
         parameters: those of the modules, and what is computed from them alone: (owner, name).
         tied: all modules that have a parameter, by the first.
         dims: how many each of the parameters has.
@@ -170,6 +171,7 @@ class OpTracer(TorchFunctionMode):
         self.layer_name = ""
         self.flows = WeakTensorKeyDictionary()
         self.given = WeakTensorKeyDictionary()
+        self.follows = WeakTensorKeyDictionary()
         self.parameters = WeakTensorKeyDictionary()
         self.tied: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for owner, part in modules:
@@ -255,7 +257,7 @@ class OpTracer(TorchFunctionMode):
             self.enter_face(each, self.place() or "the module itself")
         found = objection(name, x, args, kwargs, result)
         if found is not None:
-            self.note(found.text, flow, of_columns=found.of_columns)
+            self.note(found.text, flow, of_columns=found.of_columns, firm=found.firm)
         elif extents and name not in RESHAPES:
             extents[0].tell(name)
         elif name in ELEMENTWISE and outputs and outputs[0].shape[:-1] not in {each.shape[:-1] for each, _ in active}:
@@ -281,11 +283,14 @@ class OpTracer(TorchFunctionMode):
             tensor in self.given or tensor.numel() == 1 for tensor in tensors
         )
         given = given and (name in RESHAPES or objection(name, tensors[0], args, kwargs, result) is None)
+        follows = any(tensor in self.given or tensor in self.follows for tensor in tensors)
         mixed = self._mixing(name, tensors, args, kwargs, result)
         self._decide(name, tensors, result)
         for output in (*written, *(each for _, each in tensors_in(result))):
             if given:
                 self.given[output] = True
+            if follows:
+                self.follows[output] = True
             if mixed:
                 self.mixed[output] = mixed
             for known in (self.parameters, self.kept):
@@ -340,6 +345,7 @@ class OpTracer(TorchFunctionMode):
             f"multiplies by {what} ({name}) outside of a known layer: only a layer of the cube knows how to cut it; "
             "make it an nn.Linear, or use matmul of tensor3d",
             flow,
+            firm=True,
         )
         return self.fresh()
 
@@ -361,6 +367,7 @@ class OpTracer(TorchFunctionMode):
                     f"lets an activation meet {self._spelled(tensor)} ({name}), which a rank needs its own rows and "
                     "columns of: local_block and local_rows take them",
                     flow,
+                    firm=tensor not in self.follows,
                 )
         return TensorTrace(face=flow.face, since=since, given=all(found.given for _, found in active))
 
@@ -413,8 +420,16 @@ class OpTracer(TorchFunctionMode):
         for module in flow.whole:
             self.seen.enters.setdefault(module, (where, flow.face))
 
-    def note(self, text: str, flow: TensorTrace, at: str | None = None, of_columns: bool = False) -> None:
-        note = UnsupportedOp(text=text, of_columns=of_columns)
+    def note(
+        self,
+        text: str,
+        flow: TensorTrace,
+        at: str | None = None,
+        *,
+        of_columns: bool = False,
+        firm: bool = False,
+    ) -> None:
+        note = UnsupportedOp(text=text, of_columns=of_columns, firm=firm)
         notes = self.seen.notes.setdefault(self.place() if at is None else at, {})
         notes[note] = notes.get(note, frozenset()) | (flow.since or frozenset({""}))
 

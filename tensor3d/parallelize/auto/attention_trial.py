@@ -1,0 +1,312 @@
+"""Whether a module that does attention in its own forward may keep it on a cube, by trying it.
+
+On a cube a rank has some of the heads, and all of its rows in one line. So the module's code is given parts of the
+heads here, as a cube with y = 2 (or the smallest that divides) would give them, of the example's rows in one line; and
+what it makes of them must be that part of what it makes of the whole. In the place of attention stands something that
+is done row by row, so that rows meet nowhere else either.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tensor3d.parallelize.auto.op_rules import hides_what_comes_later, name_of, role_of, tensors_in, untouched
+from tensor3d.parallelize.own_attention import OwnAttention, StandIn, cut_heads
+from tensor3d.parallelize.torch_attention import PackedRows
+
+# Of so many attributes that may count heads, each set is tried.
+_COUNTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedAttention:
+    """The rule for a module, or why there is none."""
+
+    rule: OwnAttention | None
+    why_not: str = ""
+
+
+def try_attention(
+    root: nn.Module, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any], rows: PackedRows
+) -> dict[str, TriedAttention]:
+    """Runs `root` on its example once more, and tries the named modules inside on parts of their heads.
+
+    Everything is left as it was.
+    """
+    modules = {name: root.get_submodule(name) for name in names if name}
+    with untouched(root), torch.no_grad():
+        root.eval()
+        calls = _calls(root, modules, args, kwargs)
+        return {name: _tried(modules[name], calls.get(name), rows) for name in modules}
+
+
+def _tried(module: nn.Module, call: _Call | None, rows: PackedRows) -> TriedAttention:
+    try:
+        return TriedAttention(rule=_rule(module, call, rows))
+    except Exception as error:  # whatever a stranger's code says of a part of its heads
+        told = " ".join(str(error).split()).partition(" Say with rules.replace")[0]
+        return TriedAttention(rule=None, why_not=told.rstrip(".") or type(error).__name__)
+
+
+def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttention:
+    if call is None or len(call.head_dims) != 1:
+        raise ValueError("it is called more than once, or attends with heads of several sizes")
+    if call.masks:
+        raise ValueError("it is given a mask that does more than to hide what comes later")
+    if not isinstance(call.x, Tensor) or call.x.dim() != 3:
+        raise ValueError("its first argument is no hidden state (sequences, length, columns)")
+    (head_dim,) = call.head_dims
+    linears = [each for each, part in module.named_children() if role_of(part) == "linear" and each in call.read]
+    outputs = [each for each in linears if call.read[each] is not call.x]
+    output = outputs[0] if outputs else None
+    inputs = [each for each in linears if each != output]
+    problems = []
+    for fused in _fusions(inputs):
+        rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused)
+        counts = rule.check_parts(module, type(module).__name__)
+        widths = {each * head_dim for each in counts.values()}
+        heads = sorted(set(counts.values()))
+        parts = next((p for p in range(2, heads[-1] + 1) if all(each % p == 0 for each in heads)), 1)
+        for shares in _counts(module, widths | set(heads)):
+            rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused, shares=shares)
+            try:
+                whole = _of_heads(module, call, rule, part=0, parts=1)
+                for part in range(parts):
+                    _check_part(whole, _of_heads(module, call, rule, part=part, parts=parts), part, parts)
+            except Exception as error:
+                problems.append(error)
+            else:
+                return rule
+    raise next((each for each in problems if isinstance(each, _DiffersError)), problems[0])
+
+
+class _DiffersError(ValueError):
+    """Parts of the heads do not give parts of the whole, though they have the right shape."""
+
+
+def _fusions(inputs: list[str]) -> Iterator[dict[str, int]]:
+    """Which projections may hold queries, keys and values one after another, or keys and values."""
+    yield {}
+    if len(inputs) == 1:
+        yield {inputs[0]: 3}
+    elif len(inputs) == 2:
+        yield from ({each: 2} for each in inputs)
+
+
+def _counts(module: nn.Module, numbers: set[int]) -> Iterator[tuple[str, ...]]:
+    """Sets of the module's attributes that may count heads or their columns by their value, the smallest first."""
+    found = [each for each, value in vars(module).items() if type(value) is int and value in numbers][:_COUNTS]
+    for size in range(len(found) + 1):
+        yield from combinations(found, size)
+
+
+def _check_part(whole: Tensor, seen: Tensor, part: int, parts: int) -> None:
+    wanted = whole.reshape(1, -1, whole.shape[-1]).chunk(parts, dim=-1)[part]
+    if seen.shape != wanted.shape:
+        raise ValueError(
+            f"of a part of its heads it makes {tuple(seen.shape)} where {tuple(wanted.shape)} is right: its code names "
+            "the number of heads, or of rows"
+        )
+    rtol = 1e-4 if wanted.dtype.itemsize > 2 else 2e-2
+    if not torch.allclose(seen, wanted, rtol=rtol, atol=rtol * float(wanted.abs().max())):
+        raise _DiffersError("of a part of its heads, or of rows in one line, it makes something else than of all")
+
+
+def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, *, part: int, parts: int) -> Tensor:
+    """What the module's code makes of one of so many parts of the heads; of parts, with rows in one line.
+
+    Raises:
+        ValueError: what it reads or gives is not what the rule is for, or its own error.
+    """
+    seen: list[Tensor] = []
+    in_line = parts > 1
+
+    def cut(name: str, tensor: Tensor) -> Tensor:
+        found = cut_heads(tensor, rule.told(name), rule.head_dim, part, parts)
+        return found.reshape(1, -1, found.shape[-1]) if in_line else found
+
+    def projected(name: str, given: Any) -> Tensor:
+        if not isinstance(given, StandIn):
+            raise ValueError(f"its {name} reads another tensor than the module's input")
+        return cut(name, call.gave[name])
+
+    def put_out(gave: Tensor, given: Tensor) -> Tensor:
+        seen.append(given)
+        return gave.reshape(1, -1, gave.shape[-1]) if in_line else gave
+
+    widths = {
+        call.gave[each].shape[-1]
+        for each, child in module.named_children()
+        if role_of(child) == "linear" and each in call.gave and each != rule.output
+    }
+    stubs: dict[str, Callable[..., Tensor]] = {}
+    if rule.output is not None:
+        stubs[rule.output] = partial(put_out, call.gave[rule.output])
+    for name, child in module.named_children():
+        if role_of(child) == "linear" and name != rule.output:
+            stubs[name] = partial(projected, name)
+        elif role_of(child) == "norm" and name in call.gave and child.get_parameter("weight").numel() in widths:
+            stubs[name] = lambda given, name=name: cut(name, call.gave[name])  # over all heads: on a cube a norm of it
+    args, kwargs = call.with_stand_in(parts, in_line)
+    with _stubbed(module, stubs, {each: vars(module)[each] // parts for each in rule.shares}), _RowByRow(rule.head_dim):
+        result = module.forward(*args, **kwargs)
+    if rule.output is None:
+        seen = [tensor for _, tensor in tensors_in(result)][:1]
+    if len(seen) != 1:
+        raise ValueError(f"it calls its {rule.output} {len(seen)} times, or returns no tensor")
+    return seen[0]
+
+
+@contextmanager
+def _stubbed(module: nn.Module, stubs: dict[str, Callable[..., Tensor]], numbers: dict[str, int]) -> Iterator[None]:
+    """Inside, the named parts of the module do what the stubs do, and its attributes are these numbers."""
+    before = {name: module._modules[name] for name in stubs}
+    attributes = {name: vars(module)[name] for name in numbers}
+    try:
+        vars(module).update(numbers)
+        for name, stub in stubs.items():
+            module._modules[name] = _Stub(stub)
+        yield
+    finally:
+        module._modules.update(before)
+        vars(module).update(attributes)
+
+
+class _Stub(nn.Module):
+    def __init__(self, does: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, given: Any) -> Tensor:
+        return self.does(given)
+
+
+class _RowByRow(TorchFunctionMode):
+    """Inside, what attention returns of a row and head comes of that row and head alone."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if name_of(func) != "scaled_dot_product_attention":
+            return func(*args, **(kwargs or {}))
+        q, k, v = _given(args, kwargs or {})[:3]
+        if q.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"of a part of its heads it makes heads of {q.shape[-1]} columns, which have {self.head_dim}: its code "
+                "names their number"
+            )
+        k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], dim=-3) for each in (k, v))
+        return (q * k).sum(-1, keepdim=True) * v + q
+
+
+# --- The calls of the modules, on the whole example -------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Call:
+    """One call of a module, and what its parts were given and gave."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    x: Any
+    read: dict[str, Tensor] = field(default_factory=dict)
+    gave: dict[str, Tensor] = field(default_factory=dict)
+    head_dims: set[int] = field(default_factory=set)
+    masks: int = 0
+
+    def with_stand_in(self, parts: int, in_line: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what stands for the input as a rank of `parts` would have it, and rows in one line."""
+        rows = (1, self.x.shape[:-1].numel()) if in_line else self.x.shape[:-1]
+        stand_in = StandIn.made(self.x, (*rows, self.x.shape[-1] // parts), "The code")
+
+        def put(value: Any) -> Any:
+            if value is self.x:
+                return stand_in
+            if type(value) in (tuple, list):
+                return type(value)(map(put, value))
+            return _in_line(value, *self.x.shape[:2]) if in_line and isinstance(value, Tensor) else value
+
+        return tuple(map(put, self.args)), {name: put(value) for name, value in self.kwargs.items()}
+
+
+def _in_line(tensor: Tensor, batch: int, length: int) -> Tensor:
+    """What comes beside the rows of a batch, with one line of all rows: (1, batch * length, ...)."""
+    if tensor.dim() > 1 and tensor.shape[0] in (1, batch) and tensor.shape[1] == length:
+        return tensor.expand(batch, *tensor.shape[1:]).flatten(0, 1).unsqueeze(0)
+    if tensor.dim() > 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] == 1 and tensor.shape[2] == length:
+        return tensor.expand(batch, *tensor.shape[1:]).transpose(0, 1).flatten(1, 2).unsqueeze(1)
+    if tensor.dim() > 0 and tensor.shape[0] == length:
+        return tensor.repeat(batch, *[1] * (tensor.dim() - 1))
+    return tensor
+
+
+class _Watch(TorchFunctionMode):
+    """Sees what attention the modules on `stack` ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[_Call] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.stack and name_of(func) == "scaled_dot_product_attention":
+            query, _, _, mask = _given(args, kwargs or {})
+            self.stack[-1].head_dims.add(query.shape[-1])
+            self.stack[-1].masks += mask is not None and not hides_what_comes_later(mask)
+        return func(*args, **(kwargs or {}))
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value and mask of a call of torch's function, which has no signature of its own."""
+    names = ("query", "key", "value", "attn_mask")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return given["query"], given["key"], given["value"], given.get("attn_mask")
+
+
+def _calls(
+    root: nn.Module, modules: dict[str, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, _Call]:
+    """By name of the module; of one that is called more than once nothing."""
+    found: dict[str, _Call | None] = {}
+    watch, handles = _Watch(), []
+
+    def called(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        forward = vars(module).get("forward", module.forward)
+        x = next(iter(inspect.signature(forward).bind(*args, **kwargs).arguments.values()), None)
+        watch.stack.append(_Call(args=args, kwargs=dict(kwargs), x=x))
+        found[name] = None if name in found else watch.stack[-1]
+
+    def returned(module: nn.Module, args: Any, result: Any) -> None:
+        watch.stack.pop()
+
+    def part_returned(name: str, module: nn.Module, args: Any, result: Any) -> None:
+        if watch.stack and args and isinstance(result, Tensor):
+            watch.stack[-1].read[name], watch.stack[-1].gave[name] = args[0], result
+
+    try:
+        for name, module in modules.items():
+            handles.append(module.register_forward_pre_hook(partial(called, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(returned))
+            for own, part in module.named_children():
+                handles.append(part.register_forward_hook(partial(part_returned, own)))
+        with watch:
+            root(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: call for name, call in found.items() if call is not None}

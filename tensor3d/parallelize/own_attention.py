@@ -1,0 +1,371 @@
+"""A module that does attention in its own forward: it keeps that code, which is given whole heads of packed rows.
+
+M tokens of the cube, H hidden size, h heads, d head dimension
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tensor3d.attention import attention
+from tensor3d.layers.dropout import check_dropout
+from tensor3d.layers.linear import Linear3D
+from tensor3d.parallelize.auto.op_rules import hides_what_comes_later, name_of, role_of
+from tensor3d.parallelize.module_copy import (
+    ModuleBuilder,
+    clone_module_shell,
+    copied,
+    strip_params,
+    untracked_modules,
+)
+from tensor3d.parallelize.parallel_rule import ParallelRule, Replicated, check_forward
+from tensor3d.parallelize.torch_attention import PackedRows
+from tensor3d.parallelize.torch_layer_rules import Dropout, Linear, Norm, with_settings
+from tensor3d.parallelize.wrapped_module import LocalModule3D, on_cube
+from tensor3d.sharding.activation_layout import check_divides, in_batch
+from tensor3d.sharding.fused_rows import to_fused_rows
+from tensor3d.sharding.param_layout import matrix, vector
+
+# --- The input of the module: known by its shape alone, for all but the projections -----------------------------------
+
+_OF_THE_SHAPE = frozenset(["shape", "size", "dim", "ndim", "dtype", "device", "layout", "is_cuda", "is_meta"])
+
+
+class StandIn(Tensor):
+    """Stands for a module's input as it would lie on face y, where queries, keys and values do.
+
+    The input lies on face z, with other rows. It has a shape, and the projections take what it stands for; to anything
+    else it says that there is nothing to compute with.
+    """
+
+    stands_for: Tensor
+    of: str
+
+    @classmethod
+    def made(cls, stands_for: Tensor, shape: tuple[int, ...], of: str) -> StandIn:
+        """One of this shape, with memory for one number."""
+        stand_in = stands_for.detach().new_empty(()).expand(shape).as_subclass(cls)
+        stand_in.stands_for, stand_in.of = stands_for, of
+        return stand_in
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if name_of(func) in _OF_THE_SHAPE:
+            return super().__torch_function__(func, types, args, kwargs)
+        of = next((each.of for each in (*args, *(kwargs or {}).values()) if isinstance(each, cls)), "a module")
+        raise ValueError(
+            f"rules.own_attention is for code that uses its input in its projections alone, which are nn.Linear. {of} "
+            f"does something else with it ({name_of(func)}). Say with rules.replace(build) what takes its place."
+        )
+
+
+class ProjectionOfInput3D(Linear3D):
+    """A `Linear3D` of face z to face y that reads what a stand-in stands for.
+
+    Its weight may hold several projections (`parts`), as queries, keys and values: rows lie on the cube in the order
+    (head, part, d), of which y cuts whole heads, and what it gives is in the original's order, (part, head, d).
+    """
+
+    parts: int = 1
+    head_dim: int = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The (1, M/xy, H/z) on face z that `x` stands for to (1, M/xz, N/y) on face y.
+
+        Raises:
+            ValueError: it is given anything else than the input of the module around it.
+        """
+        if not isinstance(x, StandIn):
+            raise ValueError(
+                "rules.own_attention is for projections of the input of the module around them. One of "
+                f"{self.in_features} to {self.out_features} was given another tensor, of shape {tuple(x.shape)}. Say "
+                "with rules.replace(build) what takes the module's place."
+            )
+        rows = x.stands_for
+        given = in_batch(self._projected, rows, "Linear3D") if rows.dim() == 3 else self._projected(rows)
+        if self.parts == 1:
+            return given
+        return given.unflatten(-1, (-1, self.parts, self.head_dim)).transpose(-3, -2).flatten(-3)
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    @property
+    def original_rows(self) -> dict[str, Tensor]:
+        """Of parameters whose rows are in another order than the original's: the original's row of each row."""
+        if self.parts == 1:
+            return {}
+        rows = torch.arange(self.out_features)
+        order = to_fused_rows(rows, parts=self.parts, groups=self.out_features // (self.parts * self.head_dim))
+        return {"weight": order} | ({} if self.bias is None else {"bias": order})
+
+
+def cut_heads(projected: Tensor, fused: int, head_dim: int, part: int, parts: int) -> Tensor:
+    """(..., columns) of all heads to those that a rank of `parts` along y gets of a projection of `fused` ones."""
+    heads = projected.unflatten(-1, (fused, -1, head_dim)).chunk(parts, dim=-2)[part]
+    return heads.flatten(-3)
+
+
+# --- The rule ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnAttention(ParallelRule):
+    """The module's own code as self-attention within the sequences that `rows` holds while the model runs.
+
+    Its projections of the input go from face z to face y, where a rank has whole heads of whole sequences; what the
+    code does there to each head, such as norms and rotary positions, stays as it is; `output` goes back to face z. In
+    place of `F.scaled_dot_product_attention` the code calls `tensor3d.attention`, causal where the call was.
+
+    The code must do the same to each head, and read their number off its tensors (a -1 in a view) or off attributes
+    that `shares` names. What it is given beside the input, row by row, must have the rows of face y:
+    `local_rows(positions, cube, "y")`.
+
+    Args:
+        rows: as of `rules.attention`.
+        head_dim: d, the columns of a query.
+        output: name of the nn.Linear in the module that reads what the heads give. All others read the module's first
+            argument. None: it lies elsewhere, and what the heads give is the module's first result, on face y.
+        fused: of projections that hold several, one after another, each with all of its heads: how many (3 of queries,
+            keys and values).
+        shares: the module's whole numbers that count heads or their columns (`num_heads`): a rank's code finds its
+            share of them.
+    """
+
+    rows: PackedRows
+    head_dim: int
+    output: str | None = None
+    fused: Mapping[str, int] | None = None
+    shares: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fused", dict(self.fused or {}))
+        object.__setattr__(self, "shares", tuple(self.shares))
+
+    def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
+        check_forward(module, name, self)
+        heads = self.check_parts(module, name)
+        for each, count in heads.items():
+            check_divides(f"heads of {name}.{each}", count, workshop.cube, "y")
+        widths = {count * self.head_dim for count in heads.values()}
+        code = strip_params(clone_module_shell(module, workshop))
+        for each, part in module.named_children():
+            with workshop.at(f"{name}.{each}"):
+                code._modules[each] = self._part(part, each, f"{name}.{each}", widths, workshop)
+        for each in self.shares:
+            check_divides(f"{name}.{each}", getattr(module, each), workshop.cube, "y")
+            setattr(code, each, getattr(module, each) // workshop.cube.axis("y").size)
+        made = on_cube(code, {}, workshop.cube, over=AttentionCode3D)
+        assert isinstance(made, AttentionCode3D)
+        made._attention = _Facts(rows=self.rows, head_dim=self.head_dim, name=name, input_of=_first_argument(module))
+        return made
+
+    def check_parts(self, module: nn.Module, name: str) -> dict[str, int]:
+        """The heads of each of the module's linears.
+
+        Raises:
+            ValueError: parts that the rule does not know, or an output that is none of them.
+        """
+        for problem in untracked_modules(name, module, {id(each) for each in module.modules()}):
+            raise ValueError(problem)
+        own = [each for each, _ in module.named_parameters(recurse=False)]
+        others = [
+            each
+            for each, part in module.named_children()
+            if role_of(part) not in ("linear", "norm", "dropout") and next(part.parameters(), None) is not None
+        ]
+        if own or others:
+            raise ValueError(
+                "rules.own_attention is for code whose parameters are those of nn.Linear and of norms, each directly "
+                f"in the module. {name!r} ({type(module).__name__}) holds {', '.join((*own, *others))} too. Say with "
+                "rules.replace(build) what takes its place."
+            )
+        linears = {each: part for each, part in module.named_children() if isinstance(part, nn.Linear)}
+        if not linears.keys() - {self.output} or (self.output is not None and self.output not in linears):
+            raise ValueError(
+                f"rules.own_attention needs projections, nn.Linear directly in {name!r}, and beside them the output "
+                f"that it names. Got output={self.output!r} of {', '.join(linears) or 'none'}."
+            )
+        said = dict(self.fused or {})
+        if said.keys() - (linears.keys() - {self.output}) or any(type(n) is not int or n < 1 for n in said.values()):
+            raise ValueError(
+                f"fused of rules.own_attention must name projections of {name!r} ({', '.join(linears)} without the "
+                f"output), each with how many it holds. Got {said}."
+            )
+        heads = {}
+        for each, part in linears.items():
+            columns, fused = part.out_features, self.told(each)
+            if each == self.output:
+                columns, fused = part.in_features, 1
+            if columns % (fused * self.head_dim):
+                raise ValueError(
+                    f"head_dim={self.head_dim} must divide the columns of {name}.{each}, of {fused} projections. Got "
+                    f"{columns}."
+                )
+            heads[each] = columns // (fused * self.head_dim)
+        wrong = [each for each in self.shares if type(vars(module).get(each)) is not int]
+        if wrong:
+            raise ValueError(
+                f"shares of rules.own_attention must be attributes of {name!r} that are whole numbers. Got "
+                f"{', '.join(wrong)}."
+            )
+        return heads
+
+    def told(self, projection: str) -> int:
+        """How many projections one of this name holds."""
+        return (self.fused or {}).get(projection, 1)
+
+    def _part(self, part: nn.Module, own_name: str, name: str, widths: set[int], workshop: ModuleBuilder) -> nn.Module:
+        role = role_of(part)
+        if isinstance(part, nn.Linear):
+            if own_name == self.output:
+                return Linear(face="y").build(part, name, workshop)
+            with workshop.cube.skip_init():
+                layer = ProjectionOfInput3D(
+                    part.in_features, part.out_features, workshop.cube, "z", part.bias is not None
+                )
+            layer.parts, layer.head_dim = self.told(own_name), self.head_dim
+            order = layer.original_rows.get("weight")
+            layer.weight = workshop.parameter(part.weight, matrix("z"), order)
+            if part.bias is not None:
+                layer.bias = workshop.parameter(part.bias, vector("y"), order)
+            return with_settings(layer, part).train(part.training)
+        if role == "norm":
+            return norm_of_heads(part, widths).build(part, name, workshop)
+        if role == "dropout":
+            return Dropout().build(part, name, workshop)
+        return copied(part, workshop, lambda parameter: None)
+
+
+def norm_of_heads(norm: nn.Module, widths: set[int]) -> ParallelRule:
+    """The rule for a norm between projections of `widths` columns and attention: over all columns, or of each head."""
+    over_all = norm.get_parameter("weight").numel() in widths
+    return Norm(face="y") if over_all else Replicated(sum_over=("data", "x", "y", "z"))
+
+
+def _first_argument(module: nn.Module) -> str:
+    forward = vars(module).get("forward", module.forward)
+    return next(iter(inspect.signature(forward).parameters), "")
+
+
+# --- The code on the cube ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    rows: PackedRows
+    head_dim: int
+    name: str
+    input_of: str
+
+
+class AttentionCode3D(LocalModule3D):
+    """Runs a module's own attention on this rank's heads and sequences: face z to face z."""
+
+    _attention: _Facts
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module's own forward, with (1, M/xy, H/z) on face z as its first argument, to the same; without an
+        output of its own, to (1, M/xz, columns/y) on face y. An argument without its first dim gives such results."""
+        x = args[0] if args else kwargs.get(self._attention.input_of)
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"{self._attention.name!r} needs hidden states as its first argument ({self._attention.input_of}). Got "
+                f"{type(x).__name__}."
+            )
+        stand_in = self._stand_in(x if x.dim() == 3 else x.unsqueeze(0))
+        args = tuple(stand_in if each is x else each for each in args)
+        kwargs = {name: stand_in if each is x else each for name, each in kwargs.items()}
+        with _ToPackedRows(self):
+            result = super().forward(*args, **kwargs)
+        return result if x.dim() == 3 else _without_batch(result)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        window: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attention of this rank's heads within its sequences, as `F.scaled_dot_product_attention` returns it.
+
+        Args:
+            q, k, v: (1, h/y, M/xz, d); k and v may have fewer heads.
+            causal, window, dropout: as of `tensor3d.attention`.
+            scale: of the products of queries and keys. Default: 1/sqrt(d).
+
+        Raises:
+            ValueError: rows or head dimensions other than those of this rank's sequences and the plan's.
+        """
+        facts, rows = self._attention, self._attention.rows.sequences
+        if q.dim() != 4 or q.shape[0] != 1 or q.shape[-2:] != (rows.rows, facts.head_dim):
+            raise ValueError(
+                f"the queries of {facts.name!r} must be (1, heads, rows, head_dim), of this rank's {rows.rows} rows "
+                f"and head_dim={facts.head_dim}. Got {tuple(q.shape)}. Its code must read the number of rows off its "
+                "tensors, and that of heads too (a -1 in a view) or off attributes that the rule's shares name."
+            )
+        check_dropout(dropout, self._on_cube.cube)
+        q, k, v = (each.squeeze(0).transpose(0, 1) for each in (q, k, v))
+        if scale is not None and scale != (usual := facts.head_dim**-0.5):
+            q = q * (scale / usual)
+        mixed = attention(q, k, v, rows, causal=causal, window=window, dropout=dropout)
+        return mixed.transpose(0, 1).unsqueeze(0)
+
+    def _stand_in(self, x: Tensor) -> StandIn:
+        shape, of = self._on_cube.cube.shape, f"{self._attention.name!r} ({self._get_name()})"
+        rows, columns = x.shape[-2] * shape.y // shape.z, x.shape[-1] * shape.z // shape.y
+        return StandIn.made(x, (1, rows, columns), of)
+
+
+def _without_batch(result: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(_without_batch, result))
+    return result.squeeze(0) if isinstance(result, Tensor) and result.dim() == 3 else result
+
+
+class _ToPackedRows(TorchFunctionMode):
+    """Inside, `F.scaled_dot_product_attention` is attention within packed sequences."""
+
+    def __init__(self, module: AttentionCode3D) -> None:
+        super().__init__()
+        self.module = module
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if name_of(func) != "scaled_dot_product_attention":
+            return func(*args, **(kwargs or {}))
+        return self._attended(*args, **(kwargs or {}))
+
+    def _attended(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        hides = attn_mask is not None and hides_what_comes_later(attn_mask)
+        if attn_mask is not None and not hides:
+            raise ValueError(
+                "attention on a cube takes no masks: rows are packed (tensor3d.pack_padded), and Sequences say where "
+                f"sequences end. {self.module._attention.name!r} was given one of shape {tuple(attn_mask.shape)}. Call "
+                "it without, or with one that hides what comes later and does nothing else."
+            )
+        return self.module.attend(query, key, value, causal=is_causal or hides, scale=scale, dropout=dropout_p)

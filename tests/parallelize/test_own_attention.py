@@ -1,0 +1,277 @@
+"""Attention in a module's own forward keeps its code on a cube, and equals itself one sequence after another."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tensor3d import Cube, Sequences, gather, local_block
+from tensor3d.parallelize import PackedRows, Proposal, full_state_dict, parallelize, propose_plan, rules
+from tests.parallelize.attentions import HEAD_DIM, OUTPUTS, PROPOSED, Fused, Grouped, NamedHeads, Projections, Reader
+from tests.parallelize.foreign import (
+    HEADS,
+    HIDDEN,
+    LENGTHS,
+    ROWS,
+    VOCAB,
+    errors_of,
+    own_plane,
+    own_sequences,
+    per_sequence,
+    varied,
+)
+from tests.ranks import run_ranks
+from tests.single_device_reference import FOUR_SHAPES, ranks_of, worst
+
+pytestmark = pytest.mark.usefixtures("fp64")
+Shape = tuple[int, int, int, int]
+
+
+def proposed(model: nn.Module) -> Proposal:
+    generator = torch.Generator().manual_seed(4)
+    return propose_plan(model, torch.randint(VOCAB, (2, 6), generator=generator), torch.arange(6).expand(2, 6))
+
+
+def reader(attention: Callable[[], nn.Module], seed: int = 5) -> nn.Module:
+    torch.manual_seed(seed)
+    return varied(Reader(attention()))
+
+
+@pytest.mark.parametrize(("attention", "spelled"), PROPOSED.items(), ids=lambda each: getattr(each, "__name__", ""))
+def test_what_is_proposed(attention: Callable[[], nn.Module], spelled: str) -> None:
+    original = reader(attention)
+    state = copy.deepcopy(original.state_dict())
+    proposal = proposed(original)
+    assert not proposal.unresolved
+    assert spelled in [line.kind for line in proposal.lines]
+    assert not vars(original)["_forward_hooks"]
+    assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
+    plain = ("in_features", "out_features", "n_head", "n_embd", "num_heads", "heads", "kv_heads")
+    fresh = reader(attention)
+    for part, same in zip(original.modules(), fresh.modules(), strict=True):
+        assert type(part) is type(same)
+        assert all(getattr(part, name, None) == getattr(same, name, None) for name in plain)
+
+
+def compared(cube: Cube, attention: Callable[[], nn.Module]) -> dict[str, float]:
+    original = reader(attention)
+    generator = torch.Generator().manual_seed(6)
+    ids = torch.randint(VOCAB, (ROWS,), generator=generator)
+    direction = torch.randn(ROWS, OUTPUTS, generator=generator)
+    proposal = proposed(original)
+    proposal.check(cube)
+    model, sequences = parallelize(original, cube, proposal.settled()), own_sequences(cube)
+    with proposal.rows.holding(sequences):
+        logits = model(own_plane(ids, cube)[None], sequences.positions[None]).squeeze(0)
+    wanted = per_sequence(original, ids, torch.cat([torch.arange(length) for length in LENGTHS]))
+    (wanted * direction).sum().backward()
+    whole = gather(logits, cube, "y")
+    mine = local_block(own_plane(direction, cube), cube, "y")
+    (logits * mine).sum().backward()
+    back = full_state_dict(model, cube)
+    assert list(back) == list(original.state_dict())
+    assert all(torch.equal(back[name], value) for name, value in original.state_dict().items())
+    return errors_of(model, original, cube, {"logits": (whole, wanted)})
+
+
+def _all(shape: Shape) -> dict[str, float]:
+    torch.set_default_dtype(torch.float64)
+    cube, errors = Cube(*shape), {}
+    for attention in PROPOSED:
+        errors |= {f"{name} of {attention}": value for name, value in compared(cube, attention).items()}
+    return errors
+
+
+@pytest.mark.parametrize("attention", PROPOSED, ids=lambda each: each.__name__)
+def test_it_equals_its_original_on_one_device(attention: Callable[[], nn.Module]) -> None:
+    name, value = max(compared(Cube.single(), attention).items(), key=lambda each: each[1])
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+@pytest.mark.parametrize("shape", FOUR_SHAPES)
+def test_it_equals_its_original_on_a_cube(shape: Shape) -> None:
+    if HEADS // 2 % shape[1]:
+        pytest.skip("two heads of keys and values")
+    name, value = worst(run_ranks(ranks_of(shape), _all, shape))
+    assert value <= 1e-9, f"{name} differs by {value}"
+
+
+def test_copies_and_recomputed_layers_are_the_same() -> None:
+    original = reader(Grouped)
+    proposal = proposed(original)
+    model = parallelize(original, Cube.single(), proposal.settled())
+    sequences = Sequences.from_lengths(LENGTHS)
+    ids, positions = torch.arange(ROWS)[None] % VOCAB, sequences.positions[None]
+    with proposal.rows.holding(sequences):
+        model(ids, positions).square().sum().backward()
+        again = copy.deepcopy(model)
+        again.zero_grad()
+        attention = again.attention
+        forward = attention.forward
+        attention.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)
+        again(ids, positions).square().sum().backward()
+    for (name, parameter), same in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert parameter.grad is not None, name
+        assert torch.equal(parameter.grad, same.grad), name
+    assert type(pickle.loads(pickle.dumps(model.attention))) is type(model.attention)
+
+
+# --- what is left open ------------------------------------------------------------------------------------------------
+
+
+class Changed(NamedHeads):
+    """`NamedHeads` with something else than attention done on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.size()
+        d = c // self.n_head
+        q, k, v = (part(x).view(b, t, self.n_head, d).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.proj(self.mixed(x, q, k, v).transpose(1, 2).contiguous().view(b, t, c))  # type: ignore[no-any-return]
+
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class TellsHeadsApart(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q * torch.arange(1, self.n_head + 1).view(-1, 1, 1), k, v)
+
+
+class ShiftsRows(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k.roll(1, dims=2), v)
+
+
+class UsesItsInput(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v) * x.mean()
+
+
+class ReadsAnotherMask(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.eye(x.shape[1], dtype=torch.bool))
+
+
+class DrawsByItself(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(F.scaled_dot_product_attention(q, k, v), 0.1, self.training)
+
+
+class CountsPositions(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q * torch.arange(q.shape[2]).view(-1, 1), k, v)
+
+
+class OneTemperatureEach(Changed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(HEADS, 1, 1))
+
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q * self.temperature, k, v)
+
+
+class Strided(nn.Module):
+    """The columns of a head lie apart from each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.proj = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (HEAD_DIM, -1)).permute(0, 3, 1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(mixed.permute(0, 2, 3, 1).flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("attention", "why"),
+    [
+        (TellsHeadsApart, "something else than of all"),
+        (ShiftsRows, "something else than of all"),
+        (UsesItsInput, r"does something else with it \(mean\)"),
+        (ReadsAnotherMask, "a mask that does more"),
+        (DrawsByItself, r"draws random numbers \(dropout\)"),
+        (CountsPositions, "something else than of all"),
+        (OneTemperatureEach, "holds temperature too"),
+        (Strided, "something else than of all"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_what_a_part_of_the_heads_would_make_otherwise_is_open(attention: Callable[[], nn.Module], why: str) -> None:
+    proposal = proposed(reader(attention))
+    (point,) = [each for each in proposal.unresolved if "does attention in its own forward" in each]
+    assert "which its own code does not" in point
+    assert re.search(why, point)
+    assert not any("attention" in name for name in proposal.plan)
+
+
+# --- a rule written by hand -------------------------------------------------------------------------------------------
+
+
+def on_one_device(original: nn.Module, **told: Any) -> tuple[nn.Module, PackedRows]:
+    rows = PackedRows()
+    return parallelize(original, Cube.single(), {"": rules.own_attention(rows, **told)}), rows
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"head_dim": 3, "output": "proj"}, "head_dim=3 must divide the columns of .q"),
+        ({"head_dim": 4, "output": "out"}, "Got output=.out. of q, v, proj, k"),
+        ({"head_dim": 4, "output": "proj", "fused": {"qkv": 3}}, "fused of rules.own_attention must name projections"),
+        ({"head_dim": 4, "output": "proj", "fused": {"q": 0}}, "fused of rules.own_attention must name projections"),
+        ({"head_dim": 4, "output": "proj", "shares": ("heads",)}, "that are whole numbers. Got heads"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_refused(told: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        on_one_device(NamedHeads(), **told)
+
+
+def test_other_parameters_and_modules_are_refused() -> None:
+    with pytest.raises(ValueError, match="holds temperature too"):
+        on_one_device(OneTemperatureEach(), head_dim=4, output="proj")
+
+
+@pytest.mark.parametrize(
+    ("attention", "told", "message"),
+    [
+        (Fused, {"head_dim": 2, "output": "c_proj", "fused": {"c_attn": 3}}, r"head_dim=2. Got \(1, 4, 64, 4\)"),
+        (UsesItsInput, {"head_dim": 4, "output": "proj"}, r"UsesItsInput.* does something else with it \(mean\)"),
+        (ReadsAnotherMask, {"head_dim": 4, "output": "proj"}, "takes no masks"),
+        (NamedHeads, {"head_dim": 4}, "was given another tensor"),
+    ],
+)
+def test_code_that_is_not_what_the_rule_is_for_is_refused_when_it_runs(
+    attention: Callable[[], nn.Module], told: dict[str, Any], message: str
+) -> None:
+    model, rows = on_one_device(attention(), **told)
+    with rows.holding(Sequences.from_lengths(LENGTHS)), pytest.raises(ValueError, match=message):
+        model(torch.randn(1, ROWS, HIDDEN))
+
+
+def test_hidden_states_must_come_first() -> None:
+    model, _ = on_one_device(Projections(), head_dim=4)
+    with pytest.raises(ValueError, match="needs hidden states as its first argument"):
+        model(None)
+
+
+def _more_ranks_than_heads() -> str:
+    with pytest.raises(ValueError, match="must divide") as refused:
+        parallelize(Grouped(), Cube(1, 4, 1), {"": rules.own_attention(PackedRows(), head_dim=6, output="o")})
+    return str(refused.value)
+
+
+def test_heads_that_do_not_divide_are_refused_on_every_rank() -> None:
+    for told in run_ranks(4, _more_ranks_than_heads):
+        assert "heads of .k must divide by y=4. Got 2" in told
