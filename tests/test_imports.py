@@ -38,7 +38,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("explain", "parallelize"),
         ("testing",),
     ),
-    "models": (("folder_kinds",), ("bert", "gpt", "vit"), ("transformers_bert",)),
+    "models": (("folder_kinds",), ("bert", "gpt", "vit"), ("transformers_bert",), ("transformers_causal_lm",)),
     "tools": (
         ("common",),
         ("corpus",),

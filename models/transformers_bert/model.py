@@ -35,24 +35,31 @@ _SETTINGS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+def check_transformers(name: str) -> None:
+    """Raises ValueError unless the library is there, in a version that the class of this name knows."""
+    try:
+        from transformers import __version__
+    except ImportError as missing:
+        raise ValueError(
+            f"{name} puts models of the transformers library on a cube, and it is not installed. Run "
+            "pip install '.[transformers]'."
+        ) from missing
+    if int(__version__.partition(".")[0]) < 5:
+        raise ValueError(
+            f"{name} needs transformers 5 or newer. transformers {__version__} is installed. Run "
+            "pip install '.[transformers]'."
+        )
+
+
 def check_supported(model: nn.Module) -> None:
     """Raises ValueError unless PackedBert can take the model: `BertForPreTraining` or `BertModel`, as an encoder.
 
     Refused are cross-attention, relative positions, a chunked feed-forward and pruned heads too, and all models where
     transformers is not installed.
     """
-    try:
-        from transformers import BertForPreTraining, BertModel, __version__
-    except ImportError as missing:
-        raise ValueError(
-            "PackedBert puts models of the transformers library on a cube, and it is not installed. Run "
-            "pip install '.[transformers]'."
-        ) from missing
-    if int(__version__.partition(".")[0]) < 5:
-        raise ValueError(
-            f"PackedBert needs transformers 5 or newer. transformers {__version__} is installed. Run "
-            "pip install '.[transformers]'."
-        )
+    check_transformers("PackedBert")
+    from transformers import BertForPreTraining, BertModel
+
     if not isinstance(model, (BertForPreTraining, BertModel)):
         raise ValueError(
             f"PackedBert takes a transformers BertForPreTraining or BertModel. Got a {type(model).__name__}. For "

@@ -6,7 +6,8 @@ M tokens of the cube, H hidden size, h heads, d head dimension
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,6 +273,7 @@ class AttentionCode3D(LocalModule3D):
     """Runs a module's own attention on this rank's heads and sequences: face z to face z."""
 
     _attention: _Facts
+    _attends: bool = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own forward, with (1, M/xy, H/z) on face z as its first argument, to the same; without an
@@ -321,8 +323,18 @@ class AttentionCode3D(LocalModule3D):
         q, k, v = (each.squeeze(0).transpose(0, 1) for each in (q, k, v))
         if scale is not None and scale != (usual := facts.head_dim**-0.5):
             q = q * (scale / usual)
-        mixed = attention(q, k, v, rows, causal=causal, window=window, dropout=dropout)
+        with self._in_attention():
+            mixed = attention(q, k, v, rows, causal=causal, window=window, dropout=dropout)
         return mixed.transpose(0, 1).unsqueeze(0)
+
+    @contextmanager
+    def _in_attention(self) -> Iterator[None]:
+        """Inside, torch's attention is torch's: backends call it."""
+        self._attends = True
+        try:
+            yield
+        finally:
+            self._attends = False
 
     def _stand_in(self, x: Tensor) -> StandIn:
         shape, of = self._on_cube.cube.shape, f"{self._attention.name!r} ({self._get_name()})"
@@ -346,7 +358,7 @@ class _ToPackedRows(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if name_of(func) != "scaled_dot_product_attention":
+        if name_of(func) != "scaled_dot_product_attention" or self.module._attends:
             return func(*args, **(kwargs or {}))
         return self._attended(*args, **(kwargs or {}))
 

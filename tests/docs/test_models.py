@@ -12,9 +12,9 @@ import torch
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 
-def test_the_block_about_transformers_leaves_the_original_as_it_was() -> None:
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), ids=["bert", "causal_lm"])
+def test_the_blocks_about_transformers_leave_the_original_as_it_was(code: str) -> None:
     pytest.importorskip("transformers")
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     before, after = code.split("original.load_state_dict")
     names: dict[str, Any] = {}
     exec(compile(before, "docs/models.md", "exec"), names)

@@ -185,7 +185,7 @@ def objection(
         return _reshape(name, x, arguments[1:], result)
     if name in _WRITES:
         return UnsupportedOp(text=f"writes at places ({name}), of which a rank holds only its share")
-    if name in _RANDOM:
+    if name in _RANDOM and not _drops_nothing(name, arguments, options):
         return UnsupportedOp(
             text=f"draws random numbers ({name}) without minding which rows and columns a rank holds: an nn.Dropout "
             "does, as it becomes a Dropout3D",
@@ -196,13 +196,18 @@ def objection(
     return _moved_or_unknown(name, x, result)
 
 
+def _drops_nothing(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether it is dropout with a probability of 0."""
+    return "dropout" in name and options.get("p", arguments[1] if len(arguments) > 1 else None) == 0
+
+
 def _moved_or_unknown(name: str, x: Tensor, result: Any) -> UnsupportedOp | None:
     if name in _MOVES and isinstance(result, Tensor):
         if (result.shape[-1:], result.stride()[-1:]) == (x.shape[-1:], x.stride()[-1:]):
             return None
         return UnsupportedOp(text=f"turns columns into rows ({name}), which are cut over other axes")
     makes_tensors = any(True for _ in tensors_in(result))
-    if not makes_tensors or name in ELEMENTWISE | PRODUCTS | ATTENTION:
+    if not makes_tensors or name in ELEMENTWISE | PRODUCTS | ATTENTION | _RANDOM:
         return None
     return UnsupportedOp(text=f"does what propose_plan cannot follow ({name}): compare with the original", firm=True)
 
