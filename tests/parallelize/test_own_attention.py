@@ -46,7 +46,7 @@ def reader(attention: Callable[[], nn.Module], seed: int = 5) -> nn.Module:
     return varied(Reader(attention()))
 
 
-@pytest.mark.parametrize(("attention", "spelled"), PROPOSED.items(), ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("attention", "spelled"), PROPOSED.items(), ids=[each.__name__ for each in PROPOSED])
 def test_what_is_proposed(attention: Callable[[], nn.Module], spelled: str) -> None:
     original = reader(attention)
     state = copy.deepcopy(original.state_dict())
@@ -193,20 +193,19 @@ class Strided(nn.Module):
         return self.proj(mixed.permute(0, 2, 3, 1).flatten(2))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("attention", "why"),
-    [
-        (TellsHeadsApart, "something else than of all"),
-        (ShiftsRows, "something else than of all"),
-        (UsesItsInput, r"does something else with it \(mean\)"),
-        (ReadsAnotherMask, "a mask that does more"),
-        (DrawsByItself, r"draws random numbers \(dropout\)"),
-        (CountsPositions, "something else than of all"),
-        (OneTemperatureEach, "holds temperature too"),
-        (Strided, "something else than of all"),
-    ],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
+OTHERWISE: dict[Callable[[], nn.Module], str] = {
+    TellsHeadsApart: "something else than of all",
+    ShiftsRows: "something else than of all",
+    UsesItsInput: r"does something else with it \(mean\)",
+    ReadsAnotherMask: "a mask that does more",
+    DrawsByItself: r"draws random numbers \(dropout\)",
+    CountsPositions: "something else than of all",
+    OneTemperatureEach: "holds temperature too",
+    Strided: "something else than of all",
+}
+
+
+@pytest.mark.parametrize(("attention", "why"), OTHERWISE.items(), ids=[each.__name__ for each in OTHERWISE])
 def test_what_a_part_of_the_heads_would_make_otherwise_is_open(attention: Callable[[], nn.Module], why: str) -> None:
     proposal = proposed(reader(attention))
     (point,) = [each for each in proposal.unresolved if "does attention in its own forward" in each]
@@ -251,6 +250,7 @@ def test_other_parameters_and_modules_are_refused() -> None:
         (ReadsAnotherMask, {"head_dim": 4, "output": "proj"}, "takes no masks"),
         (NamedHeads, {"head_dim": 4}, "was given another tensor"),
     ],
+    ids=["head_dim", "input", "mask", "projection"],
 )
 def test_code_that_is_not_what_the_rule_is_for_is_refused_when_it_runs(
     attention: Callable[[], nn.Module], told: dict[str, Any], message: str

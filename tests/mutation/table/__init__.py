@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
-from tests.mutation.table import data, layers, library, metrics, models, packing, planning, strangers, tools, training
+from tests.mutation.table import (
+    data,
+    layers,
+    library,
+    metrics,
+    models,
+    packing,
+    parallelize,
+    planning,
+    strangers,
+    tools,
+    training,
+)
 
 MUTATIONS: tuple[Mutation, ...] = (
     *library.MUTATIONS,
     *layers.MUTATIONS,
+    *parallelize.MUTATIONS,
     *packing.MUTATIONS,
     *data.MUTATIONS,
     *planning.MUTATIONS,
