@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensor3d.parallelize import AttentionCode3D
+from tensor3d.parallelize import AttentionCode3D, attend_packed
 
 IMPLEMENTATION = "tensor3d"
 """The name by which the library finds it. It makes no masks for a name that it has none for."""
@@ -54,7 +54,9 @@ def packed_attention(
             "otherwise in each model. Models of this project have such windows (models/bert)."
         )
     if isinstance(module, AttentionCode3D):
-        mixed = module.attend(query, key, value, causal=causal, window=sliding_window, scale=scaling, dropout=dropout)
+        mixed = attend_packed(
+            module, query, key, value, causal=causal, window=sliding_window, scale=scaling, dropout=dropout
+        )
     else:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scaling, enable_gqa=True)
     return mixed.transpose(1, 2).contiguous(), None

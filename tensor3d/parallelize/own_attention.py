@@ -6,8 +6,7 @@ M tokens of the cube, H hidden size, h heads, d head dimension
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +17,14 @@ from torch.overrides import TorchFunctionMode
 from tensor3d.attention import attention
 from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.linear import Linear3D
-from tensor3d.parallelize.auto.op_rules import hides_what_comes_later, name_of, role_of
+from tensor3d.ops.autograd_function import out_of_graphs
+from tensor3d.parallelize.auto.op_rules import mask_of_sdpa, name_of, role_of
 from tensor3d.parallelize.module_copy import (
     ModuleBuilder,
     clone_module_shell,
     copied,
     strip_params,
+    take_hooks,
     untracked_modules,
 )
 from tensor3d.parallelize.parallel_rule import ParallelRule, Replicated, check_forward
@@ -159,15 +160,19 @@ class OwnAttention(ParallelRule):
             check_divides(f"heads of {name}.{each}", count, workshop.cube, "y")
         widths = {count * self.head_dim for count in heads.values()}
         code = strip_params(clone_module_shell(module, workshop))
-        for each, part in module.named_children():
+        for each, part in module._modules.items():
             with workshop.at(f"{name}.{each}"):
-                code._modules[each] = self._part(part, each, f"{name}.{each}", widths, workshop)
+                code._modules[each] = None
+                if part is not None:
+                    made_part = self._part(part, each, f"{name}.{each}", widths, workshop)
+                    code._modules[each] = take_hooks(part, made_part)
         for each in self.shares:
             check_divides(f"{name}.{each}", getattr(module, each), workshop.cube, "y")
             setattr(code, each, getattr(module, each) // workshop.cube.axis("y").size)
         made = on_cube(code, {}, workshop.cube, over=AttentionCode3D)
         assert isinstance(made, AttentionCode3D)
-        made._attention = _Facts(rows=self.rows, head_dim=self.head_dim, name=name, input_of=_first_argument(module))
+        facts = _Facts(rows=self.rows, head_dim=self.head_dim, name=name, input_of=_first_argument(module))
+        made._attention_on_cube = facts
         return made
 
     def check_parts(self, module: nn.Module, name: str) -> dict[str, int]:
@@ -261,85 +266,82 @@ def _first_argument(module: nn.Module) -> str:
 # --- The code on the cube ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Facts:
     rows: PackedRows
     head_dim: int
     name: str
     input_of: str
+    runs: bool = False  # while attention runs, torch's is torch's: backends call it
 
 
 class AttentionCode3D(LocalModule3D):
     """Runs a module's own attention on this rank's heads and sequences: face z to face z."""
 
-    _attention: _Facts
-    _attends: bool = False
+    _attention_on_cube: _Facts  # and nothing else, as the code may have any names
 
+    @out_of_graphs
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own forward, with (1, M/xy, H/z) on face z as its first argument, to the same; without an
         output of its own, to (1, M/xz, columns/y) on face y. An argument without its first dim gives such results."""
-        x = args[0] if args else kwargs.get(self._attention.input_of)
-        if not isinstance(x, Tensor):
+        facts, shape = self._attention_on_cube, self._on_cube.cube.shape
+        x = args[0] if args else kwargs.get(facts.input_of)
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            found = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(
-                f"{self._attention.name!r} needs hidden states as its first argument ({self._attention.input_of}). Got "
-                f"{type(x).__name__}."
+                f"{facts.name!r} needs hidden states as its first argument ({facts.input_of}), of (1, rows, columns). "
+                f"Got {found}."
             )
-        stand_in = self._stand_in(x if x.dim() == 3 else x.unsqueeze(0))
+        on_face_y = x.shape[-2] * shape.y // shape.z, x.shape[-1] * shape.z // shape.y
+        hidden = x if x.dim() == 3 else x.unsqueeze(0)
+        stand_in = StandIn.made(hidden, (1, *on_face_y), f"{facts.name!r} ({self._get_name()})")
         args = tuple(stand_in if each is x else each for each in args)
         kwargs = {name: stand_in if each is x else each for name, each in kwargs.items()}
         with _ToPackedRows(self):
             result = super().forward(*args, **kwargs)
         return result if x.dim() == 3 else _without_batch(result)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool = False,
-        window: int | None = None,
-        scale: float | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Attention of this rank's heads within its sequences, as `F.scaled_dot_product_attention` returns it.
 
-        Args:
-            q, k, v: (1, h/y, M/xz, d); k and v may have fewer heads.
-            causal, window, dropout: as of `tensor3d.attention`.
-            scale: of the products of queries and keys. Default: 1/sqrt(d).
+def attend_packed(
+    module: AttentionCode3D,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """What code under `rules.own_attention` gets in place of `F.scaled_dot_product_attention`, as that returns it.
 
-        Raises:
-            ValueError: rows or head dimensions other than those of this rank's sequences and the plan's.
-        """
-        facts, rows = self._attention, self._attention.rows.sequences
-        if q.dim() != 4 or q.shape[0] != 1 or q.shape[-2:] != (rows.rows, facts.head_dim):
-            raise ValueError(
-                f"the queries of {facts.name!r} must be (1, heads, rows, head_dim), of this rank's {rows.rows} rows "
-                f"and head_dim={facts.head_dim}. Got {tuple(q.shape)}. Its code must read the number of rows off its "
-                "tensors, and that of heads too (a -1 in a view) or off attributes that the rule's shares name."
-            )
-        check_dropout(dropout, self._on_cube.cube)
-        q, k, v = (each.squeeze(0).transpose(0, 1) for each in (q, k, v))
-        if scale is not None and scale != (usual := facts.head_dim**-0.5):
-            q = q * (scale / usual)
-        with self._in_attention():
-            mixed = attention(q, k, v, rows, causal=causal, window=window, dropout=dropout)
-        return mixed.transpose(0, 1).unsqueeze(0)
+    Args:
+        module: whose code it is; it knows the sequences.
+        q, k, v: (1, h/y, M/xz, d); k and v may have fewer heads.
+        causal, window, dropout: as of `tensor3d.attention`.
+        scale: of the products of queries and keys. Default: 1/sqrt(d).
 
-    @contextmanager
-    def _in_attention(self) -> Iterator[None]:
-        """Inside, torch's attention is torch's: backends call it."""
-        self._attends = True
-        try:
-            yield
-        finally:
-            self._attends = False
-
-    def _stand_in(self, x: Tensor) -> StandIn:
-        shape, of = self._on_cube.cube.shape, f"{self._attention.name!r} ({self._get_name()})"
-        rows, columns = x.shape[-2] * shape.y // shape.z, x.shape[-1] * shape.z // shape.y
-        return StandIn.made(x, (1, rows, columns), of)
+    Raises:
+        ValueError: rows or head dimensions other than those of this rank's sequences and the plan's.
+    """
+    facts = module._attention_on_cube
+    rows = facts.rows.sequences
+    if q.dim() != 4 or q.shape[0] != 1 or q.shape[-2:] != (rows.rows, facts.head_dim):
+        raise ValueError(
+            f"the queries of {facts.name!r} must be (1, heads, rows, head_dim), of this rank's {rows.rows} rows "
+            f"and head_dim={facts.head_dim}. Got {tuple(q.shape)}. Its code must read the number of rows off its "
+            "tensors, and that of heads too (a -1 in a view) or off attributes that the rule's shares name."
+        )
+    check_dropout(dropout, module._on_cube.cube)
+    q, k, v = (each.squeeze(0).transpose(0, 1) for each in (q, k, v))
+    if scale is not None and scale != (usual := facts.head_dim**-0.5):
+        q = q * (scale / usual)
+    before, facts.runs = facts.runs, True
+    try:
+        mixed = attention(q, k, v, rows, causal=causal, window=window, dropout=dropout)
+    finally:
+        facts.runs = before
+    return mixed.transpose(0, 1).unsqueeze(0)
 
 
 def _without_batch(result: Any) -> Any:
@@ -358,7 +360,7 @@ class _ToPackedRows(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if name_of(func) != "scaled_dot_product_attention" or self.module._attends:
+        if name_of(func) != "scaled_dot_product_attention" or self.module._attention_on_cube.runs:
             return func(*args, **(kwargs or {}))
         return self._attended(*args, **(kwargs or {}))
 
@@ -373,11 +375,12 @@ class _ToPackedRows(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        hides = attn_mask is not None and hides_what_comes_later(attn_mask)
-        if attn_mask is not None and not hides:
+        name, hides = self.module._attention_on_cube.name, mask_of_sdpa(attn_mask)
+        if hides == "other":
             raise ValueError(
                 "attention on a cube takes no masks: rows are packed (tensor3d.pack_padded), and Sequences say where "
-                f"sequences end. {self.module._attention.name!r} was given one of shape {tuple(attn_mask.shape)}. Call "
-                "it without, or with one that hides what comes later and does nothing else."
+                f"sequences end. {name!r} was given one of shape {tuple(attn_mask.shape)}. Call it without, or with "  # type: ignore[union-attr]
+                "one that hides what comes later and does nothing else."
             )
-        return self.module.attend(query, key, value, causal=is_causal or hides, scale=scale, dropout=dropout_p)
+        causal = is_causal or hides == "later"
+        return attend_packed(self.module, query, key, value, causal=causal, scale=scale, dropout=dropout_p)

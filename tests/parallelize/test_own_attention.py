@@ -30,7 +30,7 @@ from tests.parallelize.foreign import (
     varied,
 )
 from tests.ranks import run_ranks
-from tests.single_device_reference import FOUR_SHAPES, ranks_of, worst
+from tests.single_device_reference import FOUR_SHAPES, error, ranks_of, worst
 
 pytestmark = pytest.mark.usefixtures("fp64")
 Shape = tuple[int, int, int, int]
@@ -125,9 +125,6 @@ def test_copies_and_recomputed_layers_are_the_same() -> None:
     assert type(pickle.loads(pickle.dumps(model.attention))) is type(model.attention)
 
 
-# --- what is left open ------------------------------------------------------------------------------------------------
-
-
 class Changed(NamedHeads):
     """`NamedHeads` with something else than attention done on the way."""
 
@@ -139,6 +136,69 @@ class Changed(NamedHeads):
 
     def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+class Masked(Changed):
+    """Gives attention a mask that its class makes."""
+
+    def mask(self, length: int) -> Tensor:
+        raise NotImplementedError
+
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(x.shape[1]))
+
+
+class ShowsWhatCameBefore(Masked):
+    def mask(self, length: int) -> Tensor:
+        return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+class ShowsAll(Masked):
+    def mask(self, length: int) -> Tensor:
+        return torch.ones(1, 1, 1, length, dtype=torch.bool)
+
+
+class ShowsWhatComesLater(Masked):
+    def mask(self, length: int) -> Tensor:
+        return torch.ones(length, length, dtype=torch.bool).triu(1) | torch.eye(length, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("attention", [ShowsWhatCameBefore, ShowsAll])
+def test_masks_that_packs_need_not_have_may_be_given(attention: Callable[[], nn.Module]) -> None:
+    assert max(compared(Cube.single(), attention).values()) <= 1e-9
+
+
+class Odd(NamedHeads):
+    """Names that the cube's class might have, a part that is none, and a hook on a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.cube, self.rows = nn.Identity(), "cube", 3
+        self.register_module("q_norm", None)
+        self.q.register_forward_hook(lambda module, args, result: 2 * result)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.q_norm is None
+        assert (self.cube, self.rows) == ("cube", 3)
+        return self.attend(super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_names_hooks_and_parts_that_are_none_stay() -> None:
+    original = Odd()
+    model, rows = on_one_device(original, head_dim=4, output="proj")
+    x = torch.randn(1, 8, HIDDEN)
+    with rows.holding(Sequences.from_lengths([8])):
+        assert error(model(x), original(x)) <= 1e-12
+        assert error(model(x[0]), original(x)[0]) <= 1e-12
+
+
+@pytest.mark.parametrize("example", [(1, 6), (6, 1)], ids=["one sequence", "one token"])
+def test_an_example_in_which_rows_cannot_meet_leaves_it_open(example: tuple[int, int]) -> None:
+    proposal = propose_plan(reader(ShiftsRows), torch.zeros(example, dtype=torch.long), torch.zeros(example))
+    assert any("two sequences of two tokens or more" in point for point in proposal.unresolved)
+
+
+# --- what is left open ------------------------------------------------------------------------------------------------
 
 
 class TellsHeadsApart(Changed):
@@ -197,6 +257,7 @@ OTHERWISE: dict[Callable[[], nn.Module], str] = {
     TellsHeadsApart: "something else than of all",
     ShiftsRows: "something else than of all",
     UsesItsInput: r"does something else with it \(mean\)",
+    ShowsWhatComesLater: "a mask that does more",
     ReadsAnotherMask: "a mask that does more",
     DrawsByItself: r"draws random numbers \(dropout\)",
     CountsPositions: "something else than of all",

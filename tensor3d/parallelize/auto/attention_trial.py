@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tensor3d.parallelize.auto.op_rules import hides_what_comes_later, name_of, role_of, tensors_in, untouched
+from tensor3d.parallelize.auto.op_rules import mask_of_sdpa, name_of, role_of, tensors_in, untouched
 from tensor3d.parallelize.own_attention import OwnAttention, StandIn, cut_heads
 from tensor3d.parallelize.torch_attention import PackedRows
 
@@ -65,6 +65,11 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
         raise ValueError("it is given a mask that does more than to hide what comes later")
     if not isinstance(call.x, Tensor) or call.x.dim() != 3:
         raise ValueError("its first argument is no hidden state (sequences, length, columns)")
+    if call.x.is_meta or min(call.x.shape[:2]) < 2:
+        raise ValueError(
+            "it is tried on numbers, of two sequences of two tokens or more. Pass propose_plan such an example, of a "
+            "module that has memory"
+        )
     (head_dim,) = call.head_dims
     linears = [each for each, part in module.named_children() if role_of(part) == "linear" and each in call.read]
     outputs = [each for each in linears if call.read[each] is not call.x]
@@ -267,7 +272,7 @@ class _Watch(TorchFunctionMode):
         if self.stack and name_of(func) == "scaled_dot_product_attention":
             query, _, _, mask = _given(args, kwargs or {})
             self.stack[-1].head_dims.add(query.shape[-1])
-            self.stack[-1].masks += mask is not None and not hides_what_comes_later(mask)
+            self.stack[-1].masks += mask_of_sdpa(mask) == "other"
         return func(*args, **(kwargs or {}))
 
 

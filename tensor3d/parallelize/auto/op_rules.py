@@ -84,6 +84,17 @@ def hides_what_comes_later(mask: Tensor) -> bool:
     return bool((hidden == later).all()) and not adds
 
 
+def mask_of_sdpa(mask: Tensor | None) -> Literal["nothing", "later", "other"]:
+    """What a mask of `F.scaled_dot_product_attention` hides, which is True where it shows, or added to the scores."""
+    if mask is None:
+        return "nothing"
+    if mask.is_meta:
+        return "other"
+    if mask.dtype == torch.bool:
+        return "nothing" if bool(mask.all()) else "later" if hides_what_comes_later(~mask) else "other"
+    return "nothing" if not bool(mask.any()) else "later" if hides_what_comes_later(mask) else "other"
+
+
 # --- What a torch function does to the rows and columns of an activation ----------------------------------------------
 
 

@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation(
         "own-attention-masks-forgotten",
         "tensor3d/parallelize/own_attention.py",
-        old="if attn_mask is not None and not hides:",
+        old='if hides == "other":',
         new="if False:",
         tests=(f"{WHEN_IT_RUNS}[mask]",),
     ),
