@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ def propose(model: nn.Module) -> Proposal:
     ids = torch.arange(16).view(2, 8) % model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     ids = ids.to(next(model.parameters()).device)
     with asked_of(model), _without_the_librarys_hooks(model):
-        return propose_plan(model, input_ids=ids, position_ids=_places(ids), use_cache=False)
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return propose_plan(model, input_ids=ids, **_placed(model, places))
 
 
 @contextmanager
@@ -82,8 +84,13 @@ def _without_the_librarys_hooks(model: nn.Module) -> Iterator[None]:
             hooks[key] = hook
 
 
-def _places(ids: Tensor) -> Tensor:
-    return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+def _placed(model: nn.Module, places: Tensor) -> dict[str, Any]:
+    """The arguments of a forward pass that say where its tokens stand; and that nothing is to be kept of it."""
+    given: dict[str, Any] = {"position_ids": places, "use_cache": False}
+    if "cache_position" in signature(model.forward).parameters:
+        # Older versions of the library count these by themselves, by the rows of another face.
+        given["cache_position"] = places[0]
+    return given
 
 
 class PackedCausalLM(nn.Module):
@@ -146,7 +153,7 @@ class PackedCausalLM(nn.Module):
         # Positions reach the attention alone, whose rows are those of face y.
         places = batch.sequences.positions.unsqueeze(0)
         with self.rows.holding(batch.sequences):
-            return model(input_ids=batch.ids.unsqueeze(0), position_ids=places, use_cache=False, return_dict=True)
+            return model(input_ids=batch.ids.unsqueeze(0), return_dict=True, **_placed(model, places))
 
     def _name_the_attention(self) -> None:
         """In configs of its own: the original's name what that runs with."""
