@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.bert import BertForPreTraining
-from models.gpt import Gpt, GptConfig, count_targets, pack_texts
+from models.gpt import CausalBatch, Gpt, GptConfig, count_targets, pack_texts
 from models.gpt import lay as lay_texts
+from models.transformers_causal_lm import PackedCausalLM
 from models.vit import Vit, VitConfig, pack_images
 from tensor3d import Cube, ExecutionPolicy, MixedPrecisionPolicy, clip_grad_norm_, local
 from tensor3d.checkpoint import load, save
@@ -72,13 +73,19 @@ def gpt(cube: Cube) -> nn.Module:
     return Gpt(GptConfig(layers=2, hidden=64, heads=4, inner=96, vocab=VOCAB, positions=24, std=0.2), cube)
 
 
+def llama(cube: Cube) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return PackedCausalLM(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCAB, **sizes)), cube)
+
+
 def gpt_loss(model: nn.Module, cube: Cube) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     texts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (24, 3, 9, 17, 12, 2, 20, 11, 7, 22)]
     packs = pack_texts(texts, 24, 4)
-    batch = vars(lay_texts(packs, 24, cube))
-    moved = {name: value.to(cube.device) for name, value in batch.items()}
-    loss: Tensor = model(**moved, targets=count_targets(packs))
+    moved = {name: value.to(cube.device) for name, value in vars(lay_texts(packs, 24, cube)).items()}
+    batch = {"batch": CausalBatch(**moved)} if isinstance(model, PackedCausalLM) else moved
+    loss: Tensor = model(**batch, targets=count_targets(packs))
     return loss
 
 
@@ -108,6 +115,7 @@ MODELS: dict[str, tuple[Callable[[Cube], nn.Module], Loss]] = {
     "gte": (gte, bert_loss),
     "gemma": (gemma, bert_loss),
     "gpt": (gpt, gpt_loss),
+    "llama": (llama, gpt_loss),
     "vit": (vit, vit_loss),
 }
 
