@@ -30,6 +30,7 @@ from models.bert.huggingface.param_names import BUFFERS, HEADS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.huggingface.weights import DENSE
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
+from models.bert.tasks import text_classifier
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import broken_links, nearest
@@ -119,7 +120,7 @@ class EncoderWithHeads(nn.Module):
             if not {*LABELLED, "answers"}.isdisjoint(heads):
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
             if "classifier" in heads:
-                self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
+                self.classifier = text_classifier(config, outputs, cube)
             face: Face = "z"
             if "prediction_head" in heads:
                 self.prediction_head, face = PredictionHead(config, cube), "y"
@@ -319,7 +320,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    task = "classify" if tokenizer.before else "embed"
+    task = "classify" if tokenizer.before or "classifier" in filled.found else "embed"
     heads = [head for head in _HEADS if head != "masked_lm" or not config.causal]
     lacking = [head for head in heads if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []

@@ -77,9 +77,11 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
         folder = Path(model.start_from)
         weights = run_on_all_ranks(cube, lambda: open_weights(folder))
         tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
-        start = InitModel(
-            config=model.changed(weights.config), weights=weights, tokenizer=tokenizer, tokenizer_folder=folder
-        )
+        config = model.changed(weights.config)
+        if config.pooling == "score" and "classifier" not in weights.heads:
+            # Which the library's new classifier would pass over, too.
+            config = dataclasses.replace(config, pad_id=tokenizer.special_ids["pad"])
+        start = InitModel(config=config, weights=weights, tokenizer=tokenizer, tokenizer_folder=folder)
     else:
         folder = output / TOKENIZER
         run_on_rank0(cube, lambda: _install(model, folder))
