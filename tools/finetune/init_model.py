@@ -20,7 +20,7 @@ from tools.common.machine import write_json
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import Kind
-from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, tokenizer_of
+from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, padding_of, tokenizer_of
 from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.finetune.config import ModelSection
 from tools.finetune.data import EMBEDDED, embedded_sentences
@@ -80,7 +80,7 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
         config = model.changed(weights.config)
         if config.pooling == "score" and "classifier" not in weights.heads:
             # Which the library's new classifier would pass over, too.
-            config = dataclasses.replace(config, pad_id=tokenizer.special_ids["pad"])
+            config = dataclasses.replace(config, pad_id=run_on_all_ranks(cube, lambda: padding_of(folder, tokenizer)))
         start = InitModel(config=config, weights=weights, tokenizer=tokenizer, tokenizer_folder=folder)
     else:
         folder = output / TOKENIZER

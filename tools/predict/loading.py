@@ -209,6 +209,8 @@ def load(
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(opened.folder))
     if task not in _OF_WHOLE_TEXTS:
         run_on_all_ranks(cube, lambda: tokenizer.special)
+    if task == "embed":
+        run_on_all_ranks(cube, lambda: tokenizer.end)
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
     if cube.shape.ranks > 1:

@@ -519,11 +519,7 @@ ARCHITECTURES = {
                 **{"layer_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
                 "classifier_dropout": 0.1,
             },
-            fixed={
-                **_DECODER_FIXED,
-                "use_sliding_window": (False, "all layers see whole sequences here"),
-                "token_classification_bias": (True, "tags have one here"),
-            },
+            fixed={**_DECODER_FIXED, "use_sliding_window": (False, "all layers see whole sequences here")},
             endings={frozenset({"masked_lm"}): "ForCausalLM"},
             heads=_sets("classifier", "tags", "masked_lm", ""),
             **_DECODER | {"others": _OF_DECODERS | _SCORED},

@@ -210,6 +210,20 @@ MUTATIONS = (
         tests=("tests/models/bert/huggingface/test_scores.py::test_padding_at_the_end_of_texts_is_passed_over",),
     ),
     Mutation(
+        "a-new-classifier-passes-over-what-nobody-pads-with",
+        "tools/finetune/init_model.py",
+        old="pad_id=run_on_all_ranks(cube, lambda: padding_of(folder, tokenizer))",
+        new='pad_id=tokenizer.special_ids["pad"]',
+        tests=("tests/tools/predict/test_scores_of_decoders.py::test_what_is_learnt_here_is_the_librarys_class",),
+    ),
+    Mutation(
+        "the-tokenizer-of-a-generator-for-vectors",
+        "tools/corpus/tokenizers/model_dir.py",
+        old="if not tokenizer.behind and not _is_classifier(root):",
+        new="if False:",
+        tests=("tests/tools/corpus/tokenizers/test_of_decoders.py",),
+    ),
+    Mutation(
         "a-dense-layer-is-lost-on-the-way-out",
         "models/bert/huggingface/export.py",
         old='"classifier" in self.heads and self.config.before_classifier is not None:',

@@ -15,14 +15,18 @@ from pathlib import Path
 from models.bert.huggingface import model_folder_of
 from tools.common.files import make_folder, parsed_json, read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
+from tools.corpus.tokenizers.base import no_special
 from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import (
     FoundTokenizer,
     find_tokenizer,
     layout_of,
+    padding_in,
+    read_config,
     tokenizer_files,
     with_same_ids,
 )
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 
 MODEL, TOKENIZER, CHECKPOINTS = "model.json", "tokenizer", "checkpoints"
 CONFIG, HUGGINGFACE = "config.json", "huggingface"
@@ -50,8 +54,20 @@ def tokenizer_of(folder: Path | str) -> Tokenizer:
     return tokenizer
 
 
+def padding_of(folder: Path, tokenizer: Tokenizer) -> int:
+    """The id that the library pads with: of the token that the files beside an imported tokenizer name, else padding's
+    here."""
+    root = model_folder_of(folder)
+    name = padding_in(root / TOKENIZER / HUGGINGFACE if _is_ours(root) else root)
+    told = tokenizer.library.token_to_id(name) if name is not None and isinstance(tokenizer, JsonTokenizer) else None
+    return tokenizer.special_ids["pad"] if told is None else told
+
+
 def _imported(root: Path) -> Tokenizer:
-    tokenizer = find_tokenizer(root).open()
+    found = find_tokenizer(root)
+    tokenizer = found.open()
+    if not tokenizer.behind and not _is_classifier(root):
+        raise no_special(found.file, "cls")
     tokenizer.layout = layout_of(root, tokenizer)
     return tokenizer
 
@@ -137,6 +153,12 @@ def _is_ours(root: Path) -> bool:
     """Whether the folder holds a tokenizer as this toolkit writes it. One without a tokenizer is no Hugging Face
     folder either, so that the error speaks of what the folder should have."""
     return (root / TOKENIZER / SETTINGS).is_file() or ((root / MODEL).is_file() and not (root / CONFIG).is_file())
+
+
+def _is_classifier(root: Path) -> bool:
+    """Whether a Hugging Face folder was saved from a classifier of texts."""
+    names = read_config(root / CONFIG).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 def _embedding_rows(root: Path) -> int | None:

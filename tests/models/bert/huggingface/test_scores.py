@@ -23,7 +23,6 @@ from models.bert import (
     open_weights,
 )
 from models.bert.embedding import last_of_texts
-from models.bert.huggingface.config import config_from
 from models.bert.tasks import class_logits
 from tensor3d import Cube
 from tests.models.bert.huggingface.subject import original, same, saved, settings_of, tensors_of, values, write
@@ -149,8 +148,9 @@ def test_whose_head_it_is(tmp_path: Path) -> None:
     for said in (None, ["Qwen3ForSequenceClassification"]):
         write(tmp_path / str(said), texts, {**settings, "architectures": said})
         assert open_weights(tmp_path / str(said)).heads == ("classifier",)
-    with pytest.raises(ValueError, match=r"token_classification_bias must be True, for tags have one here. Got False"):
-        config_from({**settings, "token_classification_bias": False}, Path("config.json"))
+    write(tmp_path / "lost", texts, settings)  # which `token_classification_bias` would have
+    with pytest.raises(ValueError, match=r"score.bias is missing, which the model needs"):
+        BertForTokenClassification.from_pretrained(tmp_path / "lost", cube)
 
 
 @pytest.mark.parametrize("changes", [{"pooling": "last"}, {"pad_id": -1}], ids=str)
