@@ -76,7 +76,7 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
     if model.start_from is not None:
         folder = Path(model.start_from)
         weights = run_on_all_ranks(cube, lambda: open_weights(folder))
-        tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
+        tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder, bare=True))  # tasks say what they need
         config = model.changed(weights.config)
         if config.pooling == "score" and "classifier" not in weights.heads:
             # Which the library's new classifier would pass over, too.
@@ -103,7 +103,8 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
 def check_start_folder(folder: Path, max_length: int, shape: CubeShape, *, pairs: bool) -> None:
     """Raises ValueError for what `open_start` would refuse of a folder with weights. No process needs to be
     connected."""
-    _check(open_weights(folder).config, tokenizer_of(folder), max_length, shape, str(folder), pairs=pairs)
+    config = open_weights(folder).config
+    _check(config, tokenizer_of(folder, bare=True), max_length, shape, str(folder), pairs=pairs)
 
 
 def _check(

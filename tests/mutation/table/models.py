@@ -219,7 +219,7 @@ MUTATIONS = (
     Mutation(
         "the-tokenizer-of-a-generator-for-vectors",
         "tools/corpus/tokenizers/model_dir.py",
-        old="if not tokenizer.behind and not _is_classifier(root):",
+        old="if not tokenizer.behind and not bare:",
         new="if False:",
         tests=("tests/tools/corpus/tokenizers/test_of_decoders.py",),
     ),

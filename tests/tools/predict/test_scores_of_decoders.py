@@ -74,13 +74,20 @@ def test_a_reranker(tmp_path: Path, bare: bool, capsys: pytest.CaptureFixture[st
         assert tokenizer_of(ours).special_ids == {"pad": model.config.pad_token_id}
         with pytest.raises(ValueError, match=r"puts nothing behind a text, as those of generators. Vectors of texts"):
             load(ours, "embed")
+        with pytest.raises(ValueError, match=r"nothing is all that it adds. It is good for classes and rankings; for"):
+            _ = tokenizer_of(ours).special
 
 
-@pytest.mark.parametrize("padding", OF_QWEN[:2])
-def test_what_is_learnt_here_is_the_librarys_class(tmp_path: Path, padding: str) -> None:
-    """Also of a tokenizer that puts behind each text what it pads with, or something else."""
+@pytest.mark.parametrize(
+    "own",
+    [{"pad_token": END}, {"pad_token": OF_QWEN[1]}, {"change": without_template}],
+    ids=["end-is-padding", "end", "no-end"],
+)
+def test_what_is_learnt_here_is_the_librarys_class(tmp_path: Path, own: dict[str, Any]) -> None:
+    """Also of a tokenizer that puts behind each text what it pads with, or something else, or nothing, as of models
+    that were made to go on with a text."""
     folder, rows = tmp_path / "theirs", [("the fox", "fox"), ("a cafe", "none"), ("the the fox", "fox"), ("a", "none")]
-    saved(folder, "Qwen3Model", pad_token=padding)
+    saved(folder, "Qwen3Model", **own)
     (tmp_path / "rows.tsv").write_text("text\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows * 4))
     recipe = [
         *("[data]", f'train = "{tmp_path}/rows.tsv"', f'dev = "{tmp_path}/rows.tsv"'),

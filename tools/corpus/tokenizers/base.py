@@ -168,11 +168,14 @@ class Tokenizer(ABC):
         """Raises ValueError where there is no [CLS] and no [MASK]: what needs sequences of texts alone takes `before`,
         `between` and `end`."""
         if "cls" not in self.special_ids:
-            end = ", ".join(f"{piece!r} behind a text" for piece in self.pieces(self.behind)) or "nothing"
+            end, good = "nothing", ""
+            if self.behind:
+                end = f"{self.pieces(self.behind)[0]!r} behind a text"
+                good = "vectors of texts (tools.predict embed, tools.finetune embed), "
             raise ValueError(
                 f"this tokenizer has no [CLS] and no [MASK], as those that came of decoders: {end} is all that it "
-                "adds. It is good for vectors of texts (tools.predict embed, tools.finetune embed), classes and "
-                "rankings; for corpora, pre-training, masks, tags and answers take a model whose tokenizer has them."
+                f"adds. It is good for {good}classes and rankings; for corpora, pre-training, masks, tags and answers "
+                "take a model whose tokenizer has them."
             )
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
 

@@ -33,16 +33,19 @@ CONFIG, HUGGINGFACE = "config.json", "huggingface"
 """Names in such a folder; the last one also inside of `TOKENIZER`."""
 
 
-def tokenizer_of(folder: Path | str) -> Tokenizer:
+def tokenizer_of(folder: Path | str, *, bare: bool = False) -> Tokenizer:
     """The tokenizer of a folder that `open_weights` of models.bert takes: one of ours, a checkpoint in it, or a
     Hugging Face folder.
+
+    Args:
+        bare: whether it may put nothing around a text; one of a classifier of texts always may.
 
     Raises:
         ValueError: there is none, it is damaged, it has more pieces than the model has rows for, or settings beside it
             give other ids or another layout than can be had here.
     """
     root = model_folder_of(Path(folder))
-    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else _imported(root)
+    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else _imported(root, bare or _is_classifier(root))
     rows = _embedding_rows(root)
     if rows is not None and rows < tokenizer.vocab_size:
         raise ValueError(
@@ -63,10 +66,10 @@ def padding_of(folder: Path, tokenizer: Tokenizer) -> int:
     return tokenizer.special_ids["pad"] if told is None else told
 
 
-def _imported(root: Path) -> Tokenizer:
+def _imported(root: Path, bare: bool) -> Tokenizer:
     found = find_tokenizer(root)
     tokenizer = found.open()
-    if not tokenizer.behind and not _is_classifier(root):
+    if not tokenizer.behind and not bare:
         raise no_special(found.file, "cls")
     tokenizer.layout = layout_of(root, tokenizer)
     return tokenizer
@@ -95,7 +98,7 @@ def keep_tokenizer(source: Path, folder: Path) -> None:
         ValueError: see `tokenizer_of`.
     """
     root, target = model_folder_of(source), folder / TOKENIZER
-    layout = tokenizer_of(source).layout
+    layout = tokenizer_of(source, bare=True).layout
     make_folder(target)
     if _is_ours(root):
         copy_tokenizer(root / TOKENIZER, target)
