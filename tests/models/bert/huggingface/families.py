@@ -301,7 +301,7 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
 def check_bits_on_a_cube(folder: Path, family: str, shape: Shape) -> None:
     """A classifier of the library is the same on a cube as on one device, and what the cube writes has its bits."""
     kind = "ForSequenceClassification"
-    saved(folder / "there", f"{family}{kind}", **drawn(family, kind, shape, 0))
+    saved(folder / "there", library_class(family, kind), **drawn(family, kind, shape, 0))
     run_ranks(ranks_of(shape), _there_and_back, folder, shape)
     there, back = (load_file(folder / name / "model.safetensors") for name in ("there", "back"))
     assert same(back, there)

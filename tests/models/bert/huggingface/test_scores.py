@@ -25,6 +25,7 @@ from models.bert import (
 from models.bert.embedding import last_of_texts
 from models.bert.tasks import class_logits
 from tensor3d import Cube
+from tests.models.bert.huggingface.families import GEMMA, QWEN, check_bits_on_a_cube
 from tests.models.bert.huggingface.subject import original, same, saved, settings_of, tensors_of, values, write
 from tests.models.toy import FAMILIES, Shape, toy_config
 from tests.ranks import run_ranks
@@ -83,6 +84,12 @@ def test_the_token_that_the_library_reads(tmp_path: Path, kind: str, shape: Shap
     # To the left, a text of padding alone has a row of it before it, which no other has.
     some = [row for row in ROWS if row != [PAD, PAD]]
     torch.testing.assert_close(of_library(model, some, left=True), of_library(model, some), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [QWEN, GEMMA])
+def test_bits_on_cubes(tmp_path: Path, family: str) -> None:
+    check_bits_on_a_cube(tmp_path, family, (1, 2, 2, 1))
 
 
 def test_padding_at_the_end_of_texts_is_passed_over() -> None:
