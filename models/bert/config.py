@@ -101,8 +101,12 @@ class BertConfig:
     """Of the modern encoder with a window: the same of local layers. Default: rotary_base."""
     pooling: Pooling = "cls"
     """What classifiers of texts look at, the state of [CLS] or the mean of all tokens'; of ModernBERT, EuroBERT,
-    EmbeddingGemma and Qwen3. "last", of Qwen3: the state of the last token. "late", of EuroBERT: the head looks at each
-    token, and the mean of all is its answer."""
+    EmbeddingGemma and Qwen3. "last", of Qwen3: the state of the last token. "score", of EmbeddingGemma and Qwen3: that
+    of the last one which is no padding, with a linear without a bias and nothing before it, as in the library. "late",
+    of EuroBERT: the head looks at each token, and the mean of all is its answer."""
+    pad_id: int | None = None
+    """Of pooling "score": the id of padding, which some tokenizers have for the end of a text, too. Default: no token
+    is passed over."""
 
     @property
     def traits(self) -> FamilyTraits:
@@ -163,6 +167,11 @@ class BertConfig:
         if self.causal and self.pooling == "cls":
             raise ValueError(
                 'causal=True needs pooling="last" or "mean", for the first token of a text sees no other. Got "cls".'
+            )
+        if self.pad_id is not None and (self.pooling != "score" or self.pad_id < 0):
+            raise ValueError(
+                f'pad_id must be at least 0, and belongs to pooling="score". Got pad_id={self.pad_id} with '
+                f'pooling="{self.pooling}". Leave it out.'
             )
         lowest = int(traits.behind_padding)
         if self.first_position < lowest or (self.first_position and not lowest):
@@ -397,6 +406,13 @@ class BertConfig:
     def masked_lm_is_embedding(self) -> bool:
         """Whether the masked-LM head has no weight of its own at all."""
         return self.traits.decoder_alone and self.tied and not self.causal
+
+    @property
+    def before_classifier(self) -> str | None:
+        """The head that a classifier of texts reads. None: it reads hidden states."""
+        if self.pooling == "score":
+            return None
+        return "prediction_head" if self.traits.prediction_head else "pooler"
 
     @property
     def has_pooler_bias(self) -> bool:

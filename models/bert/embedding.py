@@ -194,9 +194,18 @@ def mean_of_texts(h: Tensor, batch: PackedBatch, cube: Cube, face: Face = "z") -
     return (sums / local_rows(_tokens(batch, owner).clamp(min=1), cube, face).unsqueeze(1)).to(h.dtype)
 
 
-def last_of_texts(batch: PackedBatch) -> Tensor:
-    """int64 (C,): the row of the plane with the last token of each text, in the order of `batch.first`; -1: unused."""
-    return batch.first + (_tokens(batch, owners(batch)) - 1).clamp(min=0)
+def last_of_texts(batch: PackedBatch, padding: int | None = None) -> Tensor:
+    """int64 (C,): the row of the plane with the last token of each text, in the order of `batch.first`; -1: unused.
+
+    Args:
+        padding: an id: the last token that is not it counts; of a text without another one the first token.
+    """
+    owner, spare = owners(batch), len(batch.first)
+    places = owner.where(owner >= 0, spare)
+    if padding is not None:
+        places = places.where(batch.ids != padding, spare)
+    rows = torch.arange(len(owner), device=owner.device)
+    return F.pad(batch.first, (0, 1)).scatter_reduce(0, places, rows, "amax")[:-1]
 
 
 def _tokens(batch: PackedBatch, owner: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tensor3d.ops.activations import Activation
 
 Encoder = Literal["classic", "modern"]
 Norm = Literal["post", "pre"]
-Pooling = Literal["cls", "mean", "last", "late"]
+Pooling = Literal["cls", "mean", "last", "score", "late"]
 Family = Literal[
     "bert",
     "roberta",
@@ -177,8 +177,11 @@ FAMILIES: Mapping[str, FamilyTraits] = MappingProxyType(
             windows=True,
             global_every=6,
             last_is_global=True,
+            poolings=("cls", "mean", "score"),
         ),
-        "qwen3": replace(_DECODER, qk_norm=True, head_dims=True, may_be_causal=True, poolings=("cls", "mean", "last")),
+        "qwen3": replace(
+            _DECODER, qk_norm=True, head_dims=True, may_be_causal=True, poolings=("cls", "mean", "last", "score")
+        ),
         "deberta-v2": FamilyTraits(
             norms=("post",), types=0, least_types=0, distances=True, disentangles_embeddings=True, pooler="gelu"
         ),

@@ -18,7 +18,16 @@ from models.bert.embedding import Pooling, last_of_texts, mean_of_texts, pooled_
 from models.bert.huggingface.from_pretrained import Pretrained, PretrainedClassifier
 from models.bert.model import BertForPreTraining, BertModel, Pooler, PredictionHead
 from models.bert.text_batches import EncodedText, TextBatch, collate_texts
-from tensor3d import Cube, Dropout3D, SmallHead3D, all_reduce_replicated, gather_rows, local_rows, select
+from tensor3d import (
+    Cube,
+    Dropout3D,
+    SmallHead3D,
+    all_reduce_replicated,
+    gather_rows,
+    local_rows,
+    redistribute,
+    select,
+)
 from tensor3d.attention import Backend
 from tensor3d.data.packed_batch import IGNORED, PackedBatch
 from tensor3d.distributed.collectives import all_gather
@@ -66,16 +75,16 @@ class _BertClassifier(PretrainedClassifier):
 
 
 class BertForSequenceClassification(_BertClassifier):
-    """The encoder, the pooler or a prediction head, and a narrow head: classes of a text or a pair, or a number for it
-    (`outputs=1`, regression)."""
+    """The encoder, the pooler or a prediction head, or neither of them (`BertConfig.before_classifier`), and a narrow
+    head: classes of a text or a pair, or a number for it (`outputs=1`, regression)."""
 
     def _add_head(self) -> None:
         config, cube = self.config, self.cube
-        if config.traits.prediction_head:
+        if config.before_classifier == "prediction_head":
             self.prediction_head = PredictionHead(config, cube)
-        else:
+        elif config.before_classifier == "pooler":
             self.pooler = Pooler(config, cube)
-        self.classifier = SmallHead3D(config.hidden, self.outputs, cube, "y", std=config.std)
+        self.classifier = text_classifier(config, self.outputs, cube)
 
     def logits(self, batch: PackedBatch) -> Tensor:
         """(C/xz, c), fp32 at least: those of this rank's slots on face y, the same on all members of y."""
@@ -83,6 +92,8 @@ class BertForSequenceClassification(_BertClassifier):
 
     def _vectors(self, h: Tensor, batch: PackedBatch) -> Tensor:
         """(C/xz, H/y) on face y."""
+        if self.config.pooling == "score":
+            return redistribute(select(h, last_of_texts(batch, self.config.pad_id), self.cube), self.cube, to="y")
         if self.config.pooling == "late":  # the mean of the classifier's answers is its answer to the mean
             return mean_of_texts(self.pooler.of_rows(h), batch, self.cube, "y")
         if self.config.pooling == "mean":
@@ -139,6 +150,12 @@ class BertForSequenceClassification(_BertClassifier):
                 logits, labels, weights, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
             )
         return all_reduce_replicated(losses / texts, self.cube.over("data", "x", "z"))
+
+
+def text_classifier(config: BertConfig, outputs: int, cube: Cube) -> SmallHead3D:
+    """The last linear of `BertForSequenceClassification`."""
+    has_bias = config.before_classifier is not None
+    return SmallHead3D(config.hidden, outputs, cube, "y", has_bias, std=config.std)
 
 
 class BertForQuestionAnswering(Pretrained):

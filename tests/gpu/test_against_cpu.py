@@ -75,7 +75,7 @@ def gpt(cube: Cube) -> nn.Module:
 
 def llama(cube: Cube) -> nn.Module:
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
     return PackedCausalLM(transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCAB, **sizes)), cube)
 
 

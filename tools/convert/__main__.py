@@ -30,6 +30,7 @@ from models.bert.huggingface.param_names import BUFFERS, HEADS, LABELLED
 from models.bert.huggingface.reader import WEIGHT_FILES, file_tensors
 from models.bert.huggingface.weights import DENSE
 from models.bert.model import BertModel, MaskedLMHead, Pooler, PredictionHead
+from models.bert.tasks import text_classifier
 from tensor3d import Cube, Dropout3D, SmallHead3D, checkpoint
 from tensor3d.distributed.object_collectives import run_on_all_ranks, run_on_rank0
 from tensor3d.files import broken_links, nearest
@@ -38,7 +39,15 @@ from tools.common.cli import CubeCommand, cube_of, run_command
 from tools.corpus.quick.prepare import draft_of
 from tools.corpus.tokenizers.export import write_tokenizer
 from tools.corpus.tokenizers.huggingface import OF_TOKENIZERS, find_tokenizer
-from tools.corpus.tokenizers.model_dir import CHECKPOINTS, CONFIG, HUGGINGFACE, copy_file, keep_tokenizer, tokenizer_of
+from tools.corpus.tokenizers.model_dir import (
+    CHECKPOINTS,
+    CONFIG,
+    HUGGINGFACE,
+    copy_file,
+    keep_tokenizer,
+    padding_of,
+    tokenizer_of,
+)
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.predict.sentence_folder import MODULES, sentence_files, sentence_settings
 from tools.squad.windows import FACTS, AnswerSettings
@@ -119,7 +128,7 @@ class EncoderWithHeads(nn.Module):
             if not {*LABELLED, "answers"}.isdisjoint(heads):
                 self.dropout = Dropout3D(config.dropout if dropout is None else dropout, cube)
             if "classifier" in heads:
-                self.classifier = SmallHead3D(config.hidden, outputs, cube, "y", std=config.std)
+                self.classifier = text_classifier(config, outputs, cube)
             face: Face = "z"
             if "prediction_head" in heads:
                 self.prediction_head, face = PredictionHead(config, cube), "y"
@@ -280,6 +289,17 @@ def _other_padding(config: BertConfig, padding: int) -> str | None:
     )
 
 
+def _passed_over(weights: WeightSource, padding: int) -> str | None:
+    """What has to be said of a classifier that reads the last token which is no padding."""
+    told = weights.config.pad_id
+    if "classifier" not in weights.heads or told in (None, padding):
+        return None
+    return (
+        f"the classifier passes over the id {told} at the end of a text, and the tokenizer pads with {padding}: the "
+        "library reads padding in batches"
+    )
+
+
 def _keep_sentences(source: Path, draft: Path) -> None:
     """Copies what says how a sentence's vector is made, where it is known."""
     for name in sentence_files(source):
@@ -319,7 +339,7 @@ def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport,
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    task = "classify" if tokenizer.before else "embed"
+    task = "classify" if tokenizer.before or "classifier" in filled.found else "embed"
     heads = [head for head in _HEADS if head != "masked_lm" or not config.causal]
     lacking = [head for head in heads if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
@@ -400,7 +420,8 @@ class ToHuggingFace(CubeCommand):
         dense = getattr(model, DENSE, ())
         if layers:
             del model.dense  # the library has these beside the encoder
-        special = run_on_all_ranks(cube, lambda: tokenizer_of(self.source)).special_ids
+        found = run_on_all_ranks(cube, lambda: tokenizer_of(self.source))
+        special = found.special_ids
         with new_folder(self.output, cube) as draft:
             written = export_huggingface(
                 model,
@@ -419,7 +440,8 @@ class ToHuggingFace(CubeCommand):
             run_on_rank0(cube, lambda: self._write_dense(draft, dense, weights))
         if cube.rank == 0:
             rows = [("model", f"{written.architecture}, {weights.config.layers} layers"), ("tokenizer", tokenizer)]
-            rows += [("note", told) for told in (written.note, _other_padding(weights.config, special["pad"])) if told]
+            notes = (written.note, _other_padding(weights.config, special["pad"]))
+            rows += [("note", told) for told in (*notes, _passed_over(weights, padding_of(self.source, found))) if told]
             if told := weights.facts.get("thresholds"):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")

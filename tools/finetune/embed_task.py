@@ -62,6 +62,7 @@ class EmbedTask(ABC):
     def __init__(self, data: EmbedData, recipe: FinetuneConfig, tokenizer: Tokenizer, cube: Cube) -> None:
         if data.special_tokens == "tokens":
             tokenizer.read_names()
+        _ = tokenizer.end
         self._data, self._options, self._cube = data, recipe.model, cube
         self._begun = start_settings(recipe.model)
         self._slots = recipe.run.tokens_per_rank * cube.shape.ranks

@@ -20,7 +20,7 @@ from tools.common.machine import write_json
 from tools.corpus.quick.sentencepiece_tokenizer import train_tokenizer
 from tools.corpus.tokenizers import SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
 from tools.corpus.tokenizers.base import Kind
-from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, tokenizer_of
+from tools.corpus.tokenizers.model_dir import CONFIG, HUGGINGFACE, TOKENIZER, keep_tokenizer, padding_of, tokenizer_of
 from tools.corpus.tokenizers.wordpiece import guess_accents
 from tools.finetune.config import ModelSection
 from tools.finetune.data import EMBEDDED, embedded_sentences
@@ -76,10 +76,12 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
     if model.start_from is not None:
         folder = Path(model.start_from)
         weights = run_on_all_ranks(cube, lambda: open_weights(folder))
-        tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder))
-        start = InitModel(
-            config=model.changed(weights.config), weights=weights, tokenizer=tokenizer, tokenizer_folder=folder
-        )
+        tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(folder, bare=True))  # tasks say what they need
+        config = model.changed(weights.config)
+        if config.pooling == "score" and "classifier" not in weights.heads:
+            # Which the library's new classifier would pass over, too.
+            config = dataclasses.replace(config, pad_id=run_on_all_ranks(cube, lambda: padding_of(folder, tokenizer)))
+        start = InitModel(config=config, weights=weights, tokenizer=tokenizer, tokenizer_folder=folder)
     else:
         folder = output / TOKENIZER
         run_on_rank0(cube, lambda: _install(model, folder))
@@ -101,7 +103,8 @@ def open_start(model: ModelSection, max_length: int, output: Path, cube: Cube, *
 def check_start_folder(folder: Path, max_length: int, shape: CubeShape, *, pairs: bool) -> None:
     """Raises ValueError for what `open_start` would refuse of a folder with weights. No process needs to be
     connected."""
-    _check(open_weights(folder).config, tokenizer_of(folder), max_length, shape, str(folder), pairs=pairs)
+    config = open_weights(folder).config
+    _check(config, tokenizer_of(folder, bare=True), max_length, shape, str(folder), pairs=pairs)
 
 
 def _check(

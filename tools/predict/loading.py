@@ -65,10 +65,10 @@ M = TypeVar("M", bound=nn.Module)
 _HEADS: dict[str, tuple[str, ...]] = {
     "fill-mask": ("masked_lm",),
     "score": ("masked_lm",),
-    "classify": ("pooler", "classifier"),
+    "classify": ("classifier",),
     "answer": ("answers",),
     "tag": ("tags",),
-    "rank": ("pooler", "classifier"),
+    "rank": ("classifier",),
     "embed": (),
 }
 _OF_WHOLE_TEXTS = ("classify", "rank", "embed")
@@ -209,6 +209,8 @@ def load(
     tokenizer = run_on_all_ranks(cube, lambda: tokenizer_of(opened.folder))
     if task not in _OF_WHOLE_TEXTS:
         run_on_all_ranks(cube, lambda: tokenizer.special)
+    if task == "embed":
+        run_on_all_ranks(cube, lambda: tokenizer.end)
     if (special_tokens or weights.facts.get("special_tokens")) == "tokens":
         run_on_all_ranks(cube, tokenizer.read_names)
     if cube.shape.ranks > 1:
@@ -500,7 +502,9 @@ def _with_heads(weights: WeightSource, task: str) -> WeightSource:
     if task not in _HEADS:
         raise ValueError(f"task must be one of {', '.join(_HEADS)}. Got {task!r}.")
     needed = _HEADS[task]
-    if weights.config.traits.prediction_head and needed and needed[-1] != "masked_lm":
+    if "classifier" in needed:
+        needed = (*filter(None, (weights.config.before_classifier,)), *needed)
+    elif weights.config.traits.prediction_head and needed and needed[-1] != "masked_lm":
         needed = ("prediction_head", needed[-1])
     missing = [head for head in needed if head not in weights.heads]
     if missing:

@@ -78,14 +78,13 @@ class TextEncoder:
         """One sequence of ids that the tokenizer gave."""
         tokenizer = self.tokenizer
         first, second = self._fitted(first, second, number)
-        ids = [*tokenizer.before, *first]
-        types = [0] * (len(ids) + 1)
+        ids, last, kind = [*tokenizer.before, *first], 0, 0
         if second is not None:
             check_pairs(tokenizer)
             ids += tokenizer.between
-            types = [0] * len(ids) + [tokenizer.layout.second_type] * (len(second) + 1)
-            ids += second
-        ids.append(tokenizer.end)
+            last, kind = len(second), tokenizer.layout.second_type
+        types = [0] * len(ids) + [kind] * (last + len(tokenizer.behind))
+        ids += [*(second or ()), *tokenizer.behind]
         return EncodedText(ids=np.array(ids, dtype=np.int64), types=np.array(types, dtype=np.int64))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

@@ -189,10 +189,11 @@ class ModelConfig:
     types: int | None = None
     """Token types; with 1, both texts of a pair have it. Default: 2; of MPNet, DistilBERT, ModernBERT, EuroBERT,
     EmbeddingGemma, Qwen3 and DeBERTa 0, of Jina's third and GTE 1."""
-    pooling: Literal["cls", "mean", "last", "late"] = "cls"
+    pooling: Literal["cls", "mean", "last", "score", "late"] = "cls"
     """Of ModernBERT, EuroBERT, EmbeddingGemma and Qwen3: what classifiers of texts will look at, the state of [CLS] or
-    the mean of all tokens'; "last", of Qwen3: the state of the last one; "late", of EuroBERT: each token, and the
-    answer is the mean of theirs."""
+    the mean of all tokens'; "last", of Qwen3: the state of the last one; "score", of EmbeddingGemma and Qwen3: that of
+    the last one which is no padding, with one linear and nothing before it, as in the library; "late", of EuroBERT:
+    each token, and the answer is the mean of theirs."""
     embedding: int | None = None
     """Of ELECTRA: columns of the embeddings, projected to hidden. Default: hidden, and no projection."""
     tied: bool = True

@@ -26,6 +26,7 @@ CLASSES = {
     frozenset({"masked_lm"}): "ForMaskedLM",
     frozenset({"pooler", "next_sentence"}): "ForNextSentencePrediction",
     frozenset({"pooler", "classifier"}): "ForSequenceClassification",
+    frozenset({"classifier"}): "ForSequenceClassification",
     frozenset({"answers"}): "ForQuestionAnswering",
     frozenset({"tags"}): "ForTokenClassification",
     frozenset({"prediction_head", "classifier"}): "ForSequenceClassification",
@@ -97,6 +98,12 @@ class Architecture:
     """Heads that no class of the library has, and the class for a file that holds them beside its own tensors."""
     heads: frozenset[frozenset[str]]
     """Which ones its classes have together."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether its classifiers of texts are a linear of a hidden state, which is not dropped out, and nothing
+        else."""
+        return frozenset({"classifier"}) in self.heads
 
     def class_of(self, heads: Collection[str]) -> str:
         """The library's class with these heads together."""
@@ -207,6 +214,7 @@ _OF_DECODERS = {
     "cls.predictions.decoder.weight": "lm_head.weight",
 }
 """Outside of the layers of what is called a decoder in the library."""
+_SCORED = {f"classifier.{part}": f"score.{part}" for part in ("weight", "bias")}
 _DECODER_LAYERS = {**_PROJECTIONS, **_GATED, "attention.output.LayerNorm": "input_layernorm"}
 _NORMS_OF_HEADS = {
     "attention.self.q_norm": "self_attn.q_norm",
@@ -493,21 +501,28 @@ ARCHITECTURES = {
                 "attn_logit_softcapping": (None, "scores of attention have no cap here"),
                 "final_logit_softcapping": (None, "logits have no cap here"),
             },
-            endings={frozenset({"masked_lm"}): "ForCausalLM", frozenset(): "TextModel"},
-            heads=_sets("masked_lm", ""),
-            **_DECODER,
+            endings={
+                frozenset({"masked_lm"}): "ForCausalLM",
+                frozenset({"classifier"}): "TextForSequenceClassification",
+                frozenset(): "TextModel",
+            },
+            heads=_sets("classifier", "masked_lm", ""),
+            **_DECODER | {"others": _OF_DECODERS | _SCORED},
         ),
         Architecture(
             name="qwen3",
             title="Qwen3",
             classes="Qwen3",
             in_layers={**_DECODER_LAYERS, **_NORMS_OF_HEADS, "output.LayerNorm": "post_attention_layernorm"},
-            settings={**_DECODER_SETTINGS, "classifier_dropout": None},
-            defaults={"layer_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
+            settings=_DECODER_SETTINGS,
+            defaults={
+                **{"layer_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
+                "classifier_dropout": 0.1,
+            },
             fixed={**_DECODER_FIXED, "use_sliding_window": (False, "all layers see whole sequences here")},
             endings={frozenset({"masked_lm"}): "ForCausalLM"},
-            heads=_sets("masked_lm", ""),
-            **_DECODER,
+            heads=_sets("classifier", "tags", "masked_lm", ""),
+            **_DECODER | {"others": _OF_DECODERS | _SCORED},
         ),
         Architecture(
             name="deberta-v2",

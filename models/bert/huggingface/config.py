@@ -167,7 +167,7 @@ def head_dropout_from(settings: Mapping[str, Any], where: Path, head: str) -> fl
     """
     found = architecture_of(settings, where)
     setting = _ANSWERS_DROPOUT if head == "answers" else _DROPOUT
-    if found.settings.get(setting, "") is None:
+    if found.settings.get(setting, "") is None or (head == "classifier" and found.scores):
         return None
     own, default = found.settings.get(setting), found.defaults.get(setting)
     if (head == "answers" and own is None) or (head == "tags" and own is not None):
@@ -273,13 +273,15 @@ def settings_of(
         elif problem is not None and not unsaid:
             new["problem_type"] = {ours: theirs for theirs, ours in _PROBLEMS.items()}[problem]
         found = {name: value for name, value in found.items() if name not in ("num_labels", "_num_labels")}
-    return {"pad_token_id": 0, **found, **new, _TIED: config.tied}
+    if kind.scores and architecture.endswith("ForSequenceClassification"):
+        new[_PAD] = config.pad_id
+    return {_PAD: config.pad_id if kind.scores else 0, **found, **new, _TIED: config.tied}
 
 
 def says_head_dropout(kind: Architecture, architecture: str) -> bool:
     """Whether the config.json of a classifier says the dropout of what its head reads; else it is that of hidden
     states. A setting with a name and a default of its own is that of the class for texts."""
-    own = kind.settings.get(_DROPOUT, _DROPOUT)
-    if own is None:
+    own, of_texts = kind.settings.get(_DROPOUT, _DROPOUT), architecture.endswith("ForSequenceClassification")
+    if own is None or (kind.scores and of_texts):
         return False
-    return own == _DROPOUT or _DROPOUT not in kind.defaults or architecture.endswith("ForSequenceClassification")
+    return own == _DROPOUT or _DROPOUT not in kind.defaults or of_texts

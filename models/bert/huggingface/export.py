@@ -118,6 +118,13 @@ class _Plan:
         parts = frozenset(parts_of(model, self.config))
         self._kind = ARCHITECTURES[self.config.family]
         self.heads = _chosen(parts & frozenset(HEADS), heads, self._kind)
+        if self._kind.scores and "classifier" in self.heads and self.config.before_classifier is not None:
+            raise ValueError(
+                f"the library's {self._kind.class_of(self.heads)} is a linear without a bias of the last token that is "
+                f'no padding (pooling="score"). This model has pooling="{self.config.pooling}", and a dense layer '
+                "(pooler) before it, for which there is no place. Fine-tune it from a Hugging Face folder, whose "
+                "new classifiers are as the library's."
+            )
         self._left_out = sorted(parts - self.heads) if heads is None else []
         self.architecture = self._kind.class_of(self.heads)
         self.parameters = {
@@ -144,6 +151,8 @@ class _Plan:
             )
         if self.config.encoder == "modern":
             told += _dropout_lost(self.config)
+        if "classifier" in self.heads and self._kind.scores and self.config.pad_id is None:
+            told.append(f"{CONFIG} says no pad_token_id, without which {self.architecture} takes one text at a time")
         if self.config.traits.may_be_causal and not self.config.causal:
             told.append(f"by is_causal = false of {CONFIG} the library from 5.2 on sees both sides; older ones do not")
         if not self.heads.isdisjoint(LABELLED) and not says_head_dropout(self._kind, self.architecture):

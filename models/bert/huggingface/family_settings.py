@@ -294,12 +294,20 @@ def _gemma_fields(settings: Mapping[str, Any], architecture: Architecture, where
         )
     fields: dict[str, Any] = {"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0}
     fields |= {"eps": architecture.defaults["layer_norm_eps"], "head_dim": columns, "kv_heads": key_heads}
+    fields |= _score_fields({"pad_token_id": 0, **settings}, where)
     bases = {kind: _rotary_base(settings, kind, where, _GEMMA_BASES) for kind in _GEMMA_BASES}
     fields["rotary_base"] = bases[_GLOBAL]
     every = _gemma_every(settings, where)
     if every != 1:
         fields |= {"window": near // 2 + 1, "global_every": every, "local_rotary_base": bases[_LOCAL]}
     return fields
+
+
+def _score_fields(settings: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """What the classifiers of texts look at in families whose classes have `score` alone. The library passes over
+    `pad_token_id`; where that is none, it takes one text at a time, without padding."""
+    padding = None if settings.get("pad_token_id") is None else number(settings, "pad_token_id", where, int)
+    return {"pooling": "score", "pad_id": None if padding is None or padding < 0 else padding}
 
 
 def _gemma_every(settings: Mapping[str, Any], where: Path) -> int:
@@ -365,7 +373,7 @@ def _qwen_fields(settings: Mapping[str, Any], architecture: Architecture, where:
     return {
         **{"encoder": "modern", "dropout": 0.0, "attention_dropout": 0.0, "causal": causal},
         **{"eps": architecture.defaults["layer_norm_eps"], "head_dim": columns, "kv_heads": key_heads},
-        **{"rotary_base": base, "pooling": "last"},
+        **{"rotary_base": base, **_score_fields(settings, where)},
     }
 
 

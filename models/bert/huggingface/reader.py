@@ -387,11 +387,15 @@ class HFWeights(WeightSource):
         """Whose classifier it is, the class of the model says: that of texts, of tokens, or of choices."""
         if head not in param_names.LABELLED:
             return True
-        classes, said = self._architecture.classes, architectures_from(self.settings or {}, self.folder / CONFIG)
+        kind, said = self._architecture, architectures_from(self.settings or {}, self.folder / CONFIG)
         if head == "tags":
-            return f"{classes}ForTokenClassification" in said
-        of_texts = not said or f"{classes}ForSequenceClassification" in said
-        return of_texts and not self._names.keys().isdisjoint(param_names.BEFORE_CLASSIFIER)
+            return kind.class_of((head,)) in said
+        before = self.config.before_classifier
+        if said and kind.class_of((head,) if before is None else (before, head)) not in said:
+            return False
+        if before is None:
+            return "classifier.bias" not in self._names
+        return not self._names.keys().isdisjoint(param_names.BEFORE_CLASSIFIER)
 
     def _own(self, name: str) -> str:
         """What this architecture calls a tensor of BERT, for messages."""

@@ -26,7 +26,7 @@ def config(**changes: Any) -> BertConfig:
         ),
         ({"family": "modernbert", "types": 0}, 'family="modernbert" has encoder="modern". Got encoder="classic"'),
         ({"family": "modernbert", "encoder": "modern"}, "has no token types. Got types=2. Set types = 0"),
-        ({"pooling": "max"}, "pooling must be one of cls, mean, last, late. Got 'max'"),
+        ({"pooling": "max"}, "pooling must be one of cls, mean, last, score, late. Got 'max'"),
         ({"pooling": "mean"}, 'pooling="mean" belongs to family="modernbert" and .*"qwen3". Got family=\'bert\''),
         ({"causal": True}, "causal belongs to family=\"qwen3\". Got causal=True with family='bert'"),
         ({**FAMILIES["qwen"], "causal": True}, 'causal=True needs pooling="last" or "mean", for .* Got "cls"'),

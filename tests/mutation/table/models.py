@@ -198,9 +198,39 @@ MUTATIONS = (
     Mutation(
         "the-last-token-is-the-next-texts-first",
         "models/bert/embedding.py",
-        old="return batch.first + (_tokens(batch, owners(batch)) - 1).clamp(min=0)",
-        new="return batch.first + _tokens(batch, owners(batch)).clamp(min=0)",
+        old="rows = torch.arange(len(owner), device=owner.device)",
+        new="rows = torch.arange(1, len(owner) + 1, device=owner.device)",
         tests=("tests/models/bert/huggingface/test_qwen3.py",),
+    ),
+    Mutation(
+        "padding-at-the-end-of-a-text-is-scored",
+        "models/bert/embedding.py",
+        old="places = places.where(batch.ids != padding, spare)",
+        new="pass",
+        tests=("tests/models/bert/huggingface/test_scores.py::test_padding_at_the_end_of_texts_is_passed_over",),
+    ),
+    Mutation(
+        "a-new-classifier-passes-over-what-nobody-pads-with",
+        "tools/finetune/init_model.py",
+        old="pad_id=run_on_all_ranks(cube, lambda: padding_of(folder, tokenizer))",
+        new='pad_id=tokenizer.special_ids["pad"]',
+        tests=("tests/tools/predict/test_scores_of_decoders.py::test_what_is_learnt_here_is_the_librarys_class",),
+    ),
+    Mutation(
+        "the-tokenizer-of-a-generator-for-vectors",
+        "tools/corpus/tokenizers/model_dir.py",
+        old="if not tokenizer.behind and not bare:",
+        new="if False:",
+        tests=("tests/tools/corpus/tokenizers/test_of_decoders.py",),
+    ),
+    Mutation(
+        "a-dense-layer-is-lost-on-the-way-out",
+        "models/bert/huggingface/export.py",
+        old='"classifier" in self.heads and self.config.before_classifier is not None:',
+        new='"classifier" in self.heads and self.config.pooling == "cls":',
+        tests=(
+            "tests/models/bert/huggingface/test_scores.py::test_what_the_library_cannot_compute_is_refused_or_told",
+        ),
     ),
     Mutation(
         "rotary-factor-forgotten-by-a-layer",

@@ -37,7 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         **{"family": "gemma3_text", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 2},
         **{"rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0, "dropout": 0.0, "attention_dropout": 0.0},
-        **{"activation": "gelu_tanh", "head_dim": 12, "kv_heads": 2},
+        **{"activation": "gelu_tanh", "head_dim": 12, "kv_heads": 2, "pooling": "score"},
     },
     "modernbert": {
         **{"family": "modernbert", "encoder": "modern", "types": 0, "positions": 256, "window": 9, "global_every": 3},

@@ -155,7 +155,7 @@ class Tokenizer(ABC):
     """The id of what has no piece; None where everything has one."""
     special_ids: dict[str, int]
     """Ids by the names of `SPECIAL_NAMES`: all four; or "pad" and "sep" alone, where nothing stands before a text, as
-    sentence-vector models have it that came of decoders."""
+    sentence-vector models have it that came of decoders; or "pad" alone, where nothing stands behind it either."""
     spelled: dict[int, tuple[int, ...]]
     """The ids of the special tokens' names as text; empty where the library never takes a text for a special token."""
     longest_word: int | None = None
@@ -168,11 +168,14 @@ class Tokenizer(ABC):
         """Raises ValueError where there is no [CLS] and no [MASK]: what needs sequences of texts alone takes `before`,
         `between` and `end`."""
         if "cls" not in self.special_ids:
-            (end,) = self.pieces([self.end])
+            end, good = "nothing", ""
+            if self.behind:
+                end = f"{self.pieces(self.behind)[0]!r} behind a text"
+                good = "vectors of texts (tools.predict embed, tools.finetune embed), "
             raise ValueError(
-                f"this tokenizer has no [CLS] and no [MASK], as those that came of decoders: {end!r} behind a text is "
-                "all that it adds. It is good for vectors of texts (tools.predict embed, tools.finetune embed); for "
-                "corpora, pre-training, masks, tags and answers take a model whose tokenizer has them."
+                f"this tokenizer has no [CLS] and no [MASK], as those that came of decoders: {end} is all that it "
+                f"adds. It is good for {good}classes and rankings; for corpora, pre-training, masks, tags and answers "
+                "take a model whose tokenizer has them."
             )
         return SpecialTokens(vocab_size=self.vocab_size, **self.special_ids)
 
@@ -184,16 +187,27 @@ class Tokenizer(ABC):
     @property
     def between(self) -> list[int]:
         """What stands between the texts of a pair."""
-        return [self.end] * self.layout.between + self.before * self.layout.again
+        return self.behind * self.layout.between + self.before * self.layout.again
+
+    @property
+    def behind(self) -> list[int]:
+        """What stands behind the last text: [SEP], or nothing."""
+        return [self.special_ids[role] for role in ("sep",) if role in self.special_ids]
 
     @property
     def end(self) -> int:
-        """What stands behind the last text: [SEP]."""
-        return self.special_ids["sep"]
+        """The same. Raises ValueError where it is nothing: what looks at the last token would look at one of the
+        text."""
+        if not self.behind:
+            raise ValueError(
+                "this tokenizer puts nothing behind a text, as those of generators. Vectors of texts need a model "
+                "whose tokenizer does; classes and rankings do without."
+            )
+        return self.behind[0]
 
     def special_tokens(self, *, pair: bool) -> int:
         """How many a sequence has."""
-        return len(self.before) + (len(self.between) if pair else 0) + 1
+        return len(self.before) + (len(self.between) if pair else 0) + len(self.behind)
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -365,7 +379,12 @@ def smallest(vocab_size: int) -> np.dtype[np.integer]:
 
 
 def find_special(
-    id_of: Callable[[str], int | None], file: object, *, added: Sequence[str] = (), end: int | None = None
+    id_of: Callable[[str], int | None],
+    file: object,
+    *,
+    added: Sequence[str] = (),
+    end: int | None = None,
+    bare: bool = False,
 ) -> dict[str, int]:
     """The ids of the special tokens.
 
@@ -378,10 +397,12 @@ def find_special(
         end: what the file itself puts behind a text, where it puts nothing before it. Unless a [CLS] and a [MASK] are
             among `added`, there is no more then: this is [SEP], and padding too where that has no name of its own.
             Vocabularies of decoders have pieces such as "<s>" and "</s>", which are text.
+        bare: whether the file puts nothing around a text: then there may be none but padding.
 
     Raises:
         ValueError: one is missing.
     """
+    bare = bare and not any(set(SPECIAL_NAMES[role]) & set(added) for role in ("cls", "mask"))
     if end is not None and not all(set(SPECIAL_NAMES[role]) & set(added) for role in ("cls", "mask")):
         padding = (id_of(name) for name in SPECIAL_NAMES["pad"] if name in added)
         return {"pad": next((number for number in padding if number is not None), end), "sep": end}
@@ -391,14 +412,21 @@ def find_special(
         more = [name for name in added if name not in others] if role == "pad" else []
         numbers = (id_of(name) for name in (*(name for name in names if name in added), *names, *more))
         number = next((number for number in numbers if number is not None), None)
+        if number is None and bare and "pad" in found:
+            return {"pad": found["pad"]}
         if number is None:
-            raise ValueError(
-                f"{file} has no token for {role!r}: {' or '.join(names)} is needed, unless a tokenizer.json has a "
-                "template of its own that puts one special token behind a text and nothing before it. Take another "
-                "vocabulary, or train one: python -m tools.corpus tokenizer --docs DIR --output DIR."
-            )
+            raise no_special(file, role)
         found[role] = number
     return found
+
+
+def no_special(file: object, role: str) -> ValueError:
+    """For a file without this special token."""
+    return ValueError(
+        f"{file} has no token for {role!r}: {' or '.join(SPECIAL_NAMES[role])} is needed, unless a tokenizer.json has "
+        "a template of its own that puts one special token behind a text and nothing before it. Take another "
+        "vocabulary, or train one: python -m tools.corpus tokenizer --docs DIR --output DIR."
+    )
 
 
 def spell_special(

@@ -217,7 +217,7 @@ def _add_special(library: Library, tokenizer: Tokenizer, names: dict[str, str], 
         return False
     replaced, layout = library.post_processor is not None, tokenizer.layout
     ids, second = [*tokenizer.before, *tokenizer.between, tokenizer.end], layout.second_type
-    before, between, (last,) = map(tokenizer.pieces, (tokenizer.before, tokenizer.between, [tokenizer.end]))
+    before, between, (last,) = map(tokenizer.pieces, (tokenizer.before, tokenizer.between, tokenizer.behind))
     template: Any = processors.TemplateProcessing(
         single=" ".join([*(f"{name}:0" for name in before), "$A:0", f"{last}:0"]),
         pair=" ".join(
@@ -241,10 +241,10 @@ def _as_laid_out(tokenizer: JsonTokenizer, types: int) -> bool:
     first, second = tokenizer.encode(["a", "b"])
     ids, found = tokenizer.laid_out("a", "b")
     head = [*tokenizer.before, *first, *tokenizer.between]
-    of_types = [0] * len(head) + [tokenizer.layout.second_type] * (len(second) + 1)
-    same_pair = ids == [*head, *second, tokenizer.end] and (types < 2 or found == of_types)
+    of_types = [0] * len(head) + [tokenizer.layout.second_type] * (len(second) + len(tokenizer.behind))
+    same_pair = ids == [*head, *second, *tokenizer.behind] and (types < 2 or found == of_types)
     return (same_pair or not tokenizer.layout.pairs) and list(tokenizer.library.encode("a").ids) == [
         *tokenizer.before,
         *first,
-        tokenizer.end,
+        *tokenizer.behind,
     ]

@@ -65,6 +65,11 @@ def _check_told(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> 
             raise ValueError(f"{where} calls {role}_token {name!r}, and {file.name} has {names[role]!r}. {remedy}")
 
 
+def padding_in(folder: Path) -> str | None:
+    """What the files of a tokenizer call padding."""
+    return next((name for _, role, name in _told(folder) if role == "pad"), None)
+
+
 def check_named(folder: Path, tokenizer: Tokenizer, file: Path, remedy: str) -> None:
     """A tokenizer.json has the tokens that older files beside it add; the library takes those of both.
 
@@ -288,7 +293,7 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
         layout = replace(layout, between=rules.layout.between, second_type=has_types * rules.layout.second_type)
     if not isinstance(tokenizer, JsonTokenizer) or not json_file.get("post_processor"):
         return layout
-    before, sep = tokenizer.before, tokenizer.end
+    before, behind = tokenizer.before, tokenizer.behind
     if not before and (name in _OF_BERT or (rules is not None and rules.layout is not None)):
         raise ValueError(
             f"{folder / FILES['json']} puts no [CLS] before a text, and as a {name} the transformers library does, "
@@ -299,9 +304,9 @@ def layout_of(folder: Path, tokenizer: Tokenizer) -> TextLayout:
     ids, types = tokenizer.laid_out("a", "b")
     first, second = tokenizer.encode(["a", "b"])
     for between, again in ((1, False), (2, False), (1, True)) if before else ((1, False), (0, False)):
-        if ids == [*before, *first, *[sep] * between, *before * again, *second, sep]:
-            of_second = set(types[-len(second) - 1 :])
-            of_first = types[: -len(second) - 1 - again]
+        if ids == [*before, *first, *behind * between, *before * again, *second, *behind]:
+            of_second = set(types[-len(second) - len(behind) :])
+            of_first = types[: -len(second) - len(behind) - again]
             if not has_types or (len(of_second) == 1 and not any(of_first) and not again):
                 told = replace(layout, between=between, again=again, second_type=of_second.pop() if has_types else 0)
                 if rules is None or rules.layout is None or told == layout:

@@ -15,30 +15,37 @@ from pathlib import Path
 from models.bert.huggingface import model_folder_of
 from tools.common.files import make_folder, parsed_json, read_file, write_file
 from tools.corpus.tokenizers import FILES, SETTINGS, Tokenizer, copy_tokenizer, install_tokenizer, load_tokenizer
+from tools.corpus.tokenizers.base import no_special
 from tools.corpus.tokenizers.folder import case_of, open_tokenizer, read_settings
 from tools.corpus.tokenizers.huggingface import (
     FoundTokenizer,
     find_tokenizer,
     layout_of,
+    padding_in,
+    read_config,
     tokenizer_files,
     with_same_ids,
 )
+from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 
 MODEL, TOKENIZER, CHECKPOINTS = "model.json", "tokenizer", "checkpoints"
 CONFIG, HUGGINGFACE = "config.json", "huggingface"
 """Names in such a folder; the last one also inside of `TOKENIZER`."""
 
 
-def tokenizer_of(folder: Path | str) -> Tokenizer:
+def tokenizer_of(folder: Path | str, *, bare: bool = False) -> Tokenizer:
     """The tokenizer of a folder that `open_weights` of models.bert takes: one of ours, a checkpoint in it, or a
     Hugging Face folder.
+
+    Args:
+        bare: whether it may put nothing around a text; one of a classifier of texts always may.
 
     Raises:
         ValueError: there is none, it is damaged, it has more pieces than the model has rows for, or settings beside it
             give other ids or another layout than can be had here.
     """
     root = model_folder_of(Path(folder))
-    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else _imported(root)
+    tokenizer = load_tokenizer(root / TOKENIZER) if _is_ours(root) else _imported(root, bare or _is_classifier(root))
     rows = _embedding_rows(root)
     if rows is not None and rows < tokenizer.vocab_size:
         raise ValueError(
@@ -50,8 +57,20 @@ def tokenizer_of(folder: Path | str) -> Tokenizer:
     return tokenizer
 
 
-def _imported(root: Path) -> Tokenizer:
-    tokenizer = find_tokenizer(root).open()
+def padding_of(folder: Path, tokenizer: Tokenizer) -> int:
+    """The id that the library pads with: of the token that the files beside an imported tokenizer name, else padding's
+    here."""
+    root = model_folder_of(folder)
+    name = padding_in(root / TOKENIZER / HUGGINGFACE if _is_ours(root) else root)
+    told = tokenizer.library.token_to_id(name) if name is not None and isinstance(tokenizer, JsonTokenizer) else None
+    return tokenizer.special_ids["pad"] if told is None else told
+
+
+def _imported(root: Path, bare: bool) -> Tokenizer:
+    found = find_tokenizer(root)
+    tokenizer = found.open()
+    if not tokenizer.behind and not bare:
+        raise no_special(found.file, "cls")
     tokenizer.layout = layout_of(root, tokenizer)
     return tokenizer
 
@@ -79,7 +98,7 @@ def keep_tokenizer(source: Path, folder: Path) -> None:
         ValueError: see `tokenizer_of`.
     """
     root, target = model_folder_of(source), folder / TOKENIZER
-    layout = tokenizer_of(source).layout
+    layout = tokenizer_of(source, bare=True).layout
     make_folder(target)
     if _is_ours(root):
         copy_tokenizer(root / TOKENIZER, target)
@@ -137,6 +156,12 @@ def _is_ours(root: Path) -> bool:
     """Whether the folder holds a tokenizer as this toolkit writes it. One without a tokenizer is no Hugging Face
     folder either, so that the error speaks of what the folder should have."""
     return (root / TOKENIZER / SETTINGS).is_file() or ((root / MODEL).is_file() and not (root / CONFIG).is_file())
+
+
+def _is_classifier(root: Path) -> bool:
+    """Whether a Hugging Face folder was saved from a classifier of texts."""
+    names = read_config(root / CONFIG).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
 def _embedding_rows(root: Path) -> int | None:

@@ -54,7 +54,8 @@ class JsonTokenizer(Tokenizer):
         # Ids may have gaps, and a model needs a row for each.
         self.vocab_size = 1 + max(self.library.get_vocab(with_added_tokens=True).values(), default=0)
         added = [token["content"] for token in self.plan.get("added_tokens", ()) if token.get("special")]
-        self.special_ids = find_special(self.library.token_to_id, file, added=added, end=self._end_alone(added))
+        end, bare = self._end_alone(added), {step.get("type") for step in self._steps} <= {"ByteLevel"}
+        self.special_ids = find_special(self.library.token_to_id, file, added=added, end=end, bare=bare)
         self.unknown = self._find_unknown()
         if self.is_wordpiece:
             self.longest_word = int(self.plan["model"].get("max_input_chars_per_word", LONGEST_WORD))
@@ -189,11 +190,17 @@ class JsonTokenizer(Tokenizer):
             return piece
         return bytes(map(self._byte_of.__getitem__, piece)).decode("utf-8", "replace")
 
+    @property
+    def _steps(self) -> list[dict[str, Any]]:
+        """What becomes of the ids of a text."""
+        told = self.plan.get("post_processor")
+        if not told:
+            return []
+        return list(told["processors"]) if told.get("type") == "Sequence" else [told]
+
     def _end_alone(self, added: Sequence[str]) -> int | None:
         """The special token that the file's template puts behind a text, where it puts nothing else around it."""
-        told = self.plan.get("post_processor") or {}
-        steps = told["processors"] if told.get("type") == "Sequence" else [told]
-        templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
+        templates = [step for step in self._steps if step.get("type") == "TemplateProcessing"]
         if len(templates) != 1 or [next(iter(part)) for part in templates[0]["single"]] != ["Sequence", "SpecialToken"]:
             return None
         name = templates[0]["single"][1]["SpecialToken"]["id"]

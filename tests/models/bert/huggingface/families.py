@@ -40,7 +40,7 @@ EUROBERT = "EuroBert"
 """Which the library has from version 5.3 on."""
 GEMMA = "Gemma3"
 QWEN = "Qwen3"
-"""Here the bare encoder sees what came before alone, and the one with a head all of a text."""
+"""Here the one with a head of masked tokens sees all of a text, and the others what came before alone."""
 DEBERTA = "DebertaV2"
 MPNET = "MPNet"
 ROTARY = ("JinaEmbeddingsV3", "NomicBert", "Gte")
@@ -69,12 +69,15 @@ LABELS = 3
 
 def library_class(family: str, kind: str) -> str:
     """What the library calls it."""
-    endings = {GEMMA: {"ForMaskedLM": "ForCausalLM", "Model": "TextModel"}, QWEN: {"ForMaskedLM": "ForCausalLM"}}
+    of_gemma = {"Model": "TextModel", "ForSequenceClassification": "TextForSequenceClassification"}
+    endings = {GEMMA: {"ForMaskedLM": "ForCausalLM", **of_gemma}, QWEN: {"ForMaskedLM": "ForCausalLM"}}
     return f"{family}{endings.get(family, {}).get(kind, kind)}"
 
 
 def heads_of(family: str, kind: str) -> tuple[str, ...]:
     """Those of a class of the library."""
+    if family in (GEMMA, QWEN):
+        return HEADS[kind][-1:]
     if family != "ModernBert" or kind in ("ForMaskedLM", "Model"):
         return HEADS[kind]
     return ("prediction_head", HEADS[kind][-1])
@@ -148,7 +151,7 @@ def drawn(family: str, kind: str, shape: Shape, number: int) -> dict[str, Any]:
             "num_key_value_heads": heads,
             "head_dim": width,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-            **({} if kind == "Model" else {"is_causal": False}),
+            **({"is_causal": False} if kind == "ForMaskedLM" else {}),
         }
     if family == DEBERTA:
         if kind in ("ForSequenceClassification", "Model"):
@@ -298,7 +301,7 @@ def parity(folder: Path, shape: Shape, cases: list[tuple[str, str]], dtype: torc
 def check_bits_on_a_cube(folder: Path, family: str, shape: Shape) -> None:
     """A classifier of the library is the same on a cube as on one device, and what the cube writes has its bits."""
     kind = "ForSequenceClassification"
-    saved(folder / "there", f"{family}{kind}", **drawn(family, kind, shape, 0))
+    saved(folder / "there", library_class(family, kind), **drawn(family, kind, shape, 0))
     run_ranks(ranks_of(shape), _there_and_back, folder, shape)
     there, back = (load_file(folder / name / "model.safetensors") for name in ("there", "back"))
     assert same(back, there)

@@ -146,6 +146,7 @@ AROUND_ONE = [(GEMMA, kind) for kind in ("ForMaskedLM", "Model")]
 SEES_ALL = 'getattr(config, "is_causal"' in inspect.getsource(transformers.masking_utils.create_causal_mask)
 """Whether this version of the library obeys the setting by which a decoder sees both sides."""
 BEFORE_ALONE = [(QWEN, "Model"), *[(QWEN, "ForMaskedLM")] * SEES_ALL]
+SCORED = [(QWEN, "ForSequenceClassification"), (GEMMA, "ForSequenceClassification"), (QWEN, "ForTokenClassification")]
 DISENTANGLED = [(DEBERTA, kind) for kind in OURS]
 TURNED = [
     (family, kind)
@@ -207,6 +208,10 @@ OTHERS = [
         ((1, 2, 2, 1), torch.float64, BEFORE_ALONE[::-1]),
         pytest.param((2, 2, 2, 1), torch.float64, BEFORE_ALONE, marks=pytest.mark.slow),
         pytest.param((1, 2, 1, 2), torch.float32, BEFORE_ALONE[::-1], marks=pytest.mark.slow),
+        ((1, 1, 1, 1), torch.float64, SCORED),
+        ((1, 2, 2, 1), torch.float64, SCORED[:1]),
+        pytest.param((2, 2, 2, 1), torch.float64, SCORED, marks=pytest.mark.slow),
+        pytest.param((1, 2, 1, 2), torch.float32, SCORED, marks=pytest.mark.slow),
         ((1, 1, 1, 1), torch.float64, DISENTANGLED),
         ((1, 2, 2, 1), torch.float64, DISENTANGLED[:2]),
         pytest.param((2, 2, 2, 1), torch.float64, DISENTANGLED, marks=pytest.mark.slow),
@@ -283,7 +288,7 @@ def test_models_by_chance_compute_what_the_librarys_do(
 def test_there_and_back_to_the_bit(tmp_path: Path, family: str) -> None:
     """Names, bits and settings; the library finds no tensor missing and none too much."""
     some = (
-        (*EUROPEAN, *TURNED, *AROUND_ONE, *BEFORE_ALONE)
+        (*EUROPEAN, *TURNED, *AROUND_ONE, *BEFORE_ALONE, *SCORED)
         if family in (EUROBERT, GEMMA, QWEN, *ROTARY)
         else [(family, kind) for kind in OURS]
     )

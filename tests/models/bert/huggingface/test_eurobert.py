@@ -106,7 +106,7 @@ def test_what_classifiers_look_at_under_both_names(changes: dict[str, Any], pool
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1. Got 0"),
         ({"classifier_pooling": "late", "clf_pooling": "mean"}, "'late' and clf_pooling 'mean' contradict"),
         ({"classifier_pooling": "cls"}, "classifier_pooling must be 'bos', 'mean' or 'late'. Got 'cls'"),
-        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, last, late. Got 'max'"),
+        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, last, score, late. Got 'max'"),
         ({"sliding_window": 64}, "sliding_window must be None"),
     ],
     ids=str,

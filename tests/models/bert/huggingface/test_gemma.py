@@ -63,6 +63,7 @@ def test_the_published_settings_are_read_and_kept() -> None:
         **{"positions": 2048, "types": 0, "dropout": 0.0, "attention_dropout": 0.0, "activation": "gelu_tanh"},
         **{"family": "gemma3_text", "encoder": "modern", "eps": 1e-6, "window": 257, "global_every": 6},  # type: ignore[arg-type]
         **{"rotary_base": 1_000_000.0, "local_rotary_base": 10_000.0},  # type: ignore[arg-type]
+        **{"pooling": "score", "pad_id": 0},  # type: ignore[arg-type]
     )
     assert [number for number in range(24) if config.window_of(number) is None] == [5, 11, 17, 23]
     assert config.local_layers == 20

@@ -87,7 +87,7 @@ def test_what_is_not_said_has_the_librarys_defaults() -> None:
         ({"decoder_bias": False}, "decoder_bias must be True"),
         ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu'"),
         ({"classifier_activation": "relu"}, "classifier_activation must be 'gelu'"),
-        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, last, late. Got 'max'"),
+        ({"classifier_pooling": "max"}, "pooling must be one of cls, mean, last, score, late. Got 'max'"),
         ({"mlp_dropout": 0.1}, "mlp_dropout must be 0, for there is no dropout between an MLP's gate and its output"),
         ({"embedding_dropout": 0.1}, "embedding_dropout must be 0, for dropout of the embeddings comes with that of"),
         ({"attention_dropout": "0.1"}, "attention_dropout must be a number. Got '0.1'"),

@@ -71,7 +71,7 @@ def test_the_published_settings_are_read_and_kept() -> None:
         **{"layers": 28, "hidden": 1024, "heads": 16, "kv_heads": 8, "head_dim": 128, "inner": 3072, "vocab": 151669},
         **{"positions": 32768, "types": 0, "dropout": 0.0, "attention_dropout": 0.0, "activation": "silu"},
         **{"family": "qwen3", "encoder": "modern", "eps": 1e-6, "rotary_base": 1_000_000.0},  # type: ignore[arg-type]
-        **{"causal": True, "pooling": "last"},  # type: ignore[arg-type]
+        **{"causal": True, "pooling": "score"},  # type: ignore[arg-type]
     )
     written = settings_of(config, "Qwen3Model", "fp32", found=PUBLISHED)
     kept = {name: value for name, value in PUBLISHED.items() if value is not None and name != "architectures"}
@@ -160,10 +160,13 @@ def test_what_sees_both_sides_says_which_versions_of_the_library_do(tmp_path: Pa
 
 
 def test_what_has_no_class_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    """A classifier with a dense layer; what else has none is in test_scores.py."""
     cube = Cube.single()
     model = BertForSequenceClassification(toy_config(67, **CAUSAL), 3, cube)
-    with pytest.raises(ValueError, match=r"no Qwen3 of the library has exactly the heads classifier. Export .*: none"):
-        export_huggingface(model, cube, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"no Qwen3 of the library has exactly the heads pooler. Export .*: classifier"
+    ):
+        export_huggingface(model, cube, tmp_path, heads=("pooler",))
 
 
 @pytest.mark.parametrize("family", ["qwen", "gemma"])
