@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutation import Mutation
 
 OWN = "tests/parallelize/test_own_attention.py"
-ON_A_CUBE = f"{OWN}::test_it_equals_its_original_on_a_cube[1x2x2-data2]"
+ON_A_CUBE = f"{OWN}::test_it_equals_its_original_on_a_cube[1x2x2]"
 OPEN = f"{OWN}::test_what_a_part_of_the_heads_would_make_otherwise_is_open"
 WHEN_IT_RUNS = f"{OWN}::test_code_that_is_not_what_the_rule_is_for_is_refused_when_it_runs"
 
