@@ -60,12 +60,12 @@ def check(shape: Shape, body: object, dtype: torch.dtype = torch.float64) -> Non
 
 
 def _linear(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
-    errors = {}
+    errors, whole = {}, Cube(*shape)
     for face, out in (("z", "y"), ("y", "z")):
         make = partial(Linear3D, 24, 40, face=face)
         both = compare(
             lambda cube, make=make: make(cube=cube),  # type: ignore[misc]
-            shape,
+            whole,
             rows=32,
             columns=24,
             face_in=face,  # type: ignore[arg-type]
@@ -99,12 +99,12 @@ def test_linear_that_keeps_what_it_gathered(shape: Shape) -> None:
 
 
 def _norms(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
-    errors = {}
+    errors, whole = {}, Cube(*shape)
     for layer in (LayerNorm3D, RMSNorm3D):
         for face in ("z", "y"):
             both = compare(
                 lambda cube, layer=layer, face=face: layer(24, cube, face),  # type: ignore[misc]
-                shape,
+                whole,
                 rows=32,
                 columns=24,
                 face_in=face,  # type: ignore[arg-type]
@@ -130,12 +130,12 @@ def test_mlp(shape: Shape) -> None:
 
 
 def _attention(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
-    errors = {}
+    errors, whole = {}, Cube(*shape)
     for backend in ("grouped", "reference"):
         for causal in (False, True):
             both = compare(
                 lambda cube, b=backend, c=causal: Attention3D(32, 8, cube, c, backend=b, std=0.3),  # type: ignore[misc]
-                shape,
+                whole,
                 rows=64,
                 columns=32,
                 face_in="z",
@@ -153,11 +153,11 @@ def test_attention(shape: Shape) -> None:
 
 
 def _transformer(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
-    errors = {}
+    errors, whole = {}, Cube(*shape)
     for norm in ("post", "pre"):
         both = compare(
             lambda cube, n=norm: TransformerLayer3D(32, 8, cube, 48, norm=n, std=0.2),  # type: ignore[misc]
-            shape,
+            whole,
             rows=64,
             columns=32,
             face_in="z",
