@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from tyro import _docstrings, _resolver
 
 from tensor3d.live_objects import objects_of
 from tests.default_type import default_type
@@ -33,6 +34,25 @@ settings.load_profile("tensor3d")
 torch.set_num_threads(1)
 # Also in containers whose TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says otherwise: tests on a GPU hold fp32 to 1e-4.
 torch.set_float32_matmul_precision("highest")
+
+
+def _read_options_once() -> None:
+    """tyro resolves the types and reads the source of all classes of options anew for each command line. A run has more
+    than a thousand of them, of the same classes: it took half of their time."""
+    tokens: Any = _docstrings._ClassTokenization
+    tokens.make = staticmethod(cache(tokens.make))
+    hints = _resolver.get_type_hints
+    known = cache(lambda kind, include_extras: hints(kind, include_extras=include_extras))
+
+    def once(kind: Any, *, localns: dict[str, Any] | None = None, include_extras: bool = False) -> dict[str, Any]:
+        if localns is not None or not isinstance(kind, type):
+            return hints(kind, localns=localns, include_extras=include_extras)
+        return dict(known(kind, include_extras))
+
+    vars(_resolver)["get_type_hints"] = once
+
+
+_read_options_once()
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -74,13 +94,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # took it 0.3 s each time.
     gc.freeze()
     gc.enable()
-    if not session.config.option.collectonly and any(_has_ranks(item.path) for item in session.items):
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
+        return  # one of several processes starts it with its first test that has ranks: to most of them comes none
+    if any(_has_ranks(item.path) for item in session.items):
         _start_forkserver(session.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    if hasattr(item.config, "workerinput") and _has_ranks(item.path) and FORKSERVER not in item.config.stash:
+        _start_forkserver(item.config)
+
+
+FORKSERVER = pytest.StashKey[bool]()
+"""Whether it was started."""
 
 
 def _start_forkserver(config: pytest.Config) -> None:
     """Starts the server that all ranks are forked from, beside the first tests. One server serves the whole process:
     if a tool under test starts it first, with what that tool preloads, every later rank has to import torch anew."""
+    config.stash[FORKSERVER] = True
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     capture = config.pluginmanager.getplugin("capturemanager")
     capture.resume_global_capture()  # ranks inherit it: what they write is shown with a test that fails

@@ -91,13 +91,16 @@ def gradient_errors(module: nn.Module, twin: nn.Module) -> dict[str, float]:
 
 
 def make_twins(
-    make: Callable[[Cube], nn.Module], shape: tuple[int, int, int, int], seed: int = 7
+    make: Callable[[Cube], nn.Module], shape: tuple[int, int, int, int] | Cube, seed: int = 7
 ) -> tuple[Cube, nn.Module, Cube, nn.Module]:
     """The module on the cube of `shape`, and its twin on one device, from the same seed and with every vector filled.
 
     Biases start at 0 and gains at 1, which would hide much: they get values of their own.
+
+    Args:
+        shape: or a cube, for whoever compares one module after another: the groups of 2x2x2 are a third of all time.
     """
-    cube, single = Cube(*shape), Cube.single()
+    cube, single = shape if isinstance(shape, Cube) else Cube(*shape), Cube.single()
     modules = []
     for each in (cube, single):
         each.manual_seed(seed)
@@ -131,7 +134,7 @@ def fill(parameter: Tensor, values: Tensor) -> None:
 
 def compare(
     make: Callable[[Cube], nn.Module],
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int] | Cube,
     *,
     rows: int,
     columns: int,

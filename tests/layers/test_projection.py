@@ -49,16 +49,17 @@ class Tied(nn.Module):
 
 
 def on_the_cube(shape: Shape, dtype: torch.dtype) -> dict[str, float]:
+    cube = Cube(*shape)
     own = compare(
         partial(_own, bias=True),
-        shape,
+        cube,
         rows=ROWS,
         columns=HIDDEN,
         face_in="z",
         face_out="y",
         dtype=dtype,
     )
-    _, module, _, twin = make_twins(Tied, shape)
+    _, module, _, twin = make_twins(Tied, cube)
     ids, labels = torch.randint(0, VOCAB, (2, ROWS), generator=torch.Generator().manual_seed(2))
     ours, theirs = module(ids, labels), twin(ids, labels)
     ours.backward()

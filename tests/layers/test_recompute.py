@@ -51,7 +51,7 @@ def _trials(shape: Shape, norm: str) -> list[str]:
     return different
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", fast_alone((1, 2, 1, 2), (2, 2, 2, 1)))
 def test_gradients_are_the_same_to_the_bit(shape: Shape, norm: str) -> None:
     assert run_ranks(ranks_of(shape), _trials, shape, norm) == [[]] * ranks_of(shape)

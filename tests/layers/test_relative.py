@@ -50,11 +50,11 @@ class Biased(nn.Module):
 
 
 def layers(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, float]:
-    errors = {}
+    errors, whole = {}, Cube(*shape)
     for make in (Disentangled, Biased):
         both = compare(
             make,
-            shape,
+            whole,
             rows=64,
             columns=32,
             face_in="z",

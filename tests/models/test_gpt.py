@@ -54,8 +54,9 @@ def loss_of(model: Gpt, cube: Cube) -> Tensor:
 def loss_and_gradients(shape: Shape, dtype: torch.dtype, options: list[dict[str, object]]) -> dict[str, float]:
     torch.set_default_dtype(dtype)
     errors: dict[str, float] = {}
+    cube = Cube(*shape)
     for option in options:
-        cube, model, single, twin = make_twins(lambda c, o=option: Gpt(config(**o), c), shape)  # type: ignore[misc]
+        _, model, single, twin = make_twins(lambda c, o=option: Gpt(config(**o), c), cube)  # type: ignore[misc]
         assert isinstance(model, Gpt)
         assert isinstance(twin, Gpt)
         ours, theirs = loss_of(model, cube), loss_of(twin, single)

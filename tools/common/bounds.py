@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 _SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -97,6 +98,12 @@ def check_whole(value: Any, key: str) -> None:
             raise ValueError(f"{key} must be a whole number of at most 64 bits. Got one of {each.bit_length()} bits.")
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """With what stands beside the types. Settings are checked whenever some are made, and Python compiles each type."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def check_bounds(settings: Any, where: str = "") -> None:
     """Compares each setting of a dataclass, and of those in it, with the bounds in its annotation; None fits all.
 
@@ -106,7 +113,8 @@ def check_bounds(settings: Any, where: str = "") -> None:
     Raises:
         ValueError: a setting out of its bounds, or a whole number of more than 64 bits, named with its key.
     """
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+    kind: Any = type(settings)
+    for name, hint in _hints(kind).items():
         value, key = getattr(settings, name), f"{where}.{name}" if where else name
         if is_dataclass(value):
             check_bounds(value, key)
