@@ -1,4 +1,5 @@
-"""A module that does attention in its own forward: it keeps that code, which is given whole heads of packed rows.
+"""A module that works between linears in its own forward: it keeps that code, which is given a share of the columns,
+or, of attention, whole heads of packed rows.
 
 M tokens of the cube, H hidden size, h heads, d head dimension
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +67,7 @@ class StandIn(Tensor):
             return super().__torch_function__(func, types, args, kwargs)
         of = next((each.of for each in (*args, *(kwargs or {}).values()) if isinstance(each, cls)), "a module")
         raise ValueError(
-            f"rules.own_attention is for code that uses its input in its projections alone, which are nn.Linear. {of} "
+            f"rules.own_attention and own_mlp are for code that gives its input to nn.Linear alone. {of} "
             f"does something else with it ({name_of(func)}). Say with rules.replace(build) what takes its place."
         )
 
@@ -73,11 +75,12 @@ class StandIn(Tensor):
 class ProjectionOfInput3D(Linear3D):
     """A `Linear3D` of face z to face y that reads what a stand-in stands for.
 
-    Its weight may hold several projections (`parts`), as queries, keys and values: rows lie on the cube in the order
-    (head, part, d), of which y cuts whole heads, and what it gives is in the original's order, (part, head, d).
+    Its weight may hold several projections, as queries, keys and values: rows lie on the cube in the order (group,
+    part, d), of which y cuts whole groups, and what it gives is in the original's order, (part, group, d).
     """
 
-    parts: int = 1
+    parts: tuple[int, ...] = (1,)
+    """Of each projection, the heads in a group."""
     head_dim: int = 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,15 +91,16 @@ class ProjectionOfInput3D(Linear3D):
         """
         if not isinstance(x, StandIn):
             raise ValueError(
-                "rules.own_attention is for projections of the input of the module around them. One of "
+                "rules.own_attention and own_mlp are for linears of the input of the module around them. One of "
                 f"{self.in_features} to {self.out_features} was given another tensor, of shape {tuple(x.shape)}. Say "
                 "with rules.replace(build) what takes the module's place."
             )
         rows = x.stands_for
         given = in_batch(self._projected, rows, "Linear3D") if rows.dim() == 3 else self._projected(rows)
-        if self.parts == 1:
+        if len(self.parts) == 1:
             return given
-        return given.unflatten(-1, (-1, self.parts, self.head_dim)).transpose(-3, -2).flatten(-3)
+        groups = given.unflatten(-1, (-1, sum(self.parts) * self.head_dim))
+        return torch.cat([part.flatten(-2) for part in groups.split([n * self.head_dim for n in self.parts], -1)], -1)
 
     def _projected(self, x: Tensor) -> Tensor:
         return super().forward(x)
@@ -104,17 +108,18 @@ class ProjectionOfInput3D(Linear3D):
     @property
     def original_rows(self) -> dict[str, Tensor]:
         """Of parameters whose rows are in another order than the original's: the original's row of each row."""
-        if self.parts == 1:
+        if len(self.parts) == 1:
             return {}
-        rows = torch.arange(self.out_features)
-        order = to_fused_rows(rows, parts=self.parts, groups=self.out_features // (self.parts * self.head_dim))
+        groups = self.out_features // (sum(self.parts) * self.head_dim)
+        order = to_fused_rows(torch.arange(self.out_features), parts=self.parts, groups=groups)
         return {"weight": order} | ({} if self.bias is None else {"bias": order})
 
 
-def cut_heads(projected: Tensor, fused: int, head_dim: int, part: int, parts: int) -> Tensor:
-    """(..., columns) of all heads to those that a rank of `parts` along y gets of a projection of `fused` ones."""
-    heads = projected.unflatten(-1, (fused, -1, head_dim)).chunk(parts, dim=-2)[part]
-    return heads.flatten(-3)
+def cut_heads(projected: Tensor, fused: tuple[int, ...], head_dim: int, part: int, parts: int) -> Tensor:
+    """(..., columns) of all heads to those that a rank of `parts` along y gets of projections that are `fused`."""
+    groups = projected.shape[-1] // (sum(fused) * head_dim)
+    each = projected.split([groups * heads * head_dim for heads in fused], -1)
+    return torch.cat([columns.unflatten(-1, (groups, -1)).chunk(parts, -2)[part].flatten(-2) for columns in each], -1)
 
 
 # --- The rule ---------------------------------------------------------------------------------------------------------
@@ -133,20 +138,20 @@ class OwnAttention(ParallelRule):
     `local_rows(positions, cube, "y")`.
 
     Args:
-        rows: as of `rules.attention`.
+        rows: as of `rules.attention`. None: no attention is done (`own_mlp`).
         head_dim: d, the columns of a query.
         output: name of the nn.Linear in the module that reads what the heads give. All others read the module's first
             argument. None: it lies elsewhere, and what the heads give is the module's first result, on face y.
         fused: of projections that hold several, one after another, each with all of its heads: how many (3 of queries,
-            keys and values).
+            keys and values), or how many heads of each belong together (2, 1, 1: two of queries for one of keys).
         shares: the module's whole numbers that count heads or their columns (`num_heads`): a rank's code finds its
             share of them.
     """
 
-    rows: PackedRows
+    rows: PackedRows | None
     head_dim: int
     output: str | None = None
-    fused: Mapping[str, int] | None = None
+    fused: Mapping[str, int | tuple[int, ...]] | None = None
     shares: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -191,25 +196,26 @@ class OwnAttention(ParallelRule):
         ]
         if own or others:
             raise ValueError(
-                "rules.own_attention is for code whose parameters are those of nn.Linear and of norms, each directly "
+                f"{self.called} is for code whose parameters are those of nn.Linear and of norms, each directly "
                 f"in the module. {name!r} ({type(module).__name__}) holds {', '.join((*own, *others))} too. Say with "
                 "rules.replace(build) what takes its place."
             )
         linears = {each: part for each, part in module.named_children() if isinstance(part, nn.Linear)}
         if not linears.keys() - {self.output} or (self.output is not None and self.output not in linears):
             raise ValueError(
-                f"rules.own_attention needs projections, nn.Linear directly in {name!r}, and beside them the output "
+                f"{self.called} needs projections, nn.Linear directly in {name!r}, and beside them the output "
                 f"that it names. Got output={self.output!r} of {', '.join(linears) or 'none'}."
             )
         said = dict(self.fused or {})
-        if said.keys() - (linears.keys() - {self.output}) or any(type(n) is not int or n < 1 for n in said.values()):
+        numbers = [n for each in said.values() for n in (each if isinstance(each, tuple) and each else (each,))]
+        if said.keys() - (linears.keys() - {self.output}) or any(type(n) is not int or n < 1 for n in numbers):
             raise ValueError(
-                f"fused of rules.own_attention must name projections of {name!r} ({', '.join(linears)} without the "
+                f"fused of {self.called} must name projections of {name!r} ({', '.join(linears)} without the "
                 f"output), each with how many it holds. Got {said}."
             )
         heads = {}
         for each, part in linears.items():
-            columns, fused = part.out_features, self.told(each)
+            columns, fused = part.out_features, sum(self.told(each))
             if each == self.output:
                 columns, fused = part.in_features, 1
             if columns % (fused * self.head_dim):
@@ -221,18 +227,30 @@ class OwnAttention(ParallelRule):
         wrong = [each for each in self.shares if type(vars(module).get(each)) is not int]
         if wrong:
             raise ValueError(
-                f"shares of rules.own_attention must be attributes of {name!r} that are whole numbers. Got "
+                f"shares of {self.called} must be attributes of {name!r} that are whole numbers. Got "
                 f"{', '.join(wrong)}."
             )
         return heads
+
+    @property
+    def called(self) -> str:
+        """The rule's name, for messages."""
+        return "rules.own_mlp" if self.rows is None else "rules.own_attention"
+
+    def __str__(self) -> str:
+        said = {each: getattr(self, each) for each in ("output", "fused", "shares") if getattr(self, each)}
+        own = [] if self.rows is None else ["rows", f"head_dim={self.head_dim}"]
+        told = [f"{each}={value!r}".replace("'", '"') for each, value in said.items()]
+        return f"{self.called.removeprefix('rules.')}({', '.join(own + told)})"
 
     def widths(self, heads: Mapping[str, int]) -> set[int]:
         """Columns of several heads, by which a norm over all of them is told from one of each."""
         return {count * self.head_dim for count in heads.values() if count > 1}
 
-    def told(self, projection: str) -> int:
-        """How many projections one of this name holds."""
-        return (self.fused or {}).get(projection, 1)
+    def told(self, projection: str) -> tuple[int, ...]:
+        """Of each projection that one of this name holds, the heads in a group."""
+        found = (self.fused or {}).get(projection, 1)
+        return found if isinstance(found, tuple) else (1,) * found
 
     def _part(self, part: nn.Module, own_name: str, name: str, widths: set[int], workshop: ModuleBuilder) -> nn.Module:
         role = role_of(part)
@@ -256,6 +274,20 @@ class OwnAttention(ParallelRule):
         return copied(part, workshop, lambda parameter: None)
 
 
+def own_mlp(output: str, fused: Mapping[str, int] | None = None, shares: tuple[str, ...] = ()) -> OwnAttention:
+    """The rule for a module's own code that does the same to each column between its linears, such as a gated MLP.
+
+    Its linears of the input go from face z to face y, and `output` goes back.
+
+    Args:
+        output: name of the nn.Linear that reads what the code made. All others read the module's first argument.
+        fused: of linears that hold several, one after another (gate and up: 2), how many: the code may cut their
+            columns apart.
+        shares: the module's whole numbers that count those columns.
+    """
+    return OwnAttention(None, 1, output, fused, shares)
+
+
 def norm_of_heads(norm: nn.Module, widths: set[int]) -> ParallelRule:
     """The rule for a norm between projections of `widths` columns and attention: over all columns, or of each head."""
     over_all = norm.get_parameter("weight").numel() in widths
@@ -272,7 +304,7 @@ def _first_argument(module: nn.Module) -> str:
 
 @dataclass(kw_only=True)
 class _Facts:
-    rows: PackedRows
+    rows: PackedRows | None
     head_dim: int
     name: str
     input_of: str
@@ -301,7 +333,7 @@ class AttentionCode3D(LocalModule3D):
         stand_in = StandIn.made(hidden, (1, *on_face_y), f"{facts.name!r} ({self._get_name()})")
         args = tuple(stand_in if each is x else each for each in args)
         kwargs = {name: stand_in if each is x else each for name, each in kwargs.items()}
-        with _ToPackedRows(self):
+        with nullcontext() if facts.rows is None else _ToPackedRows(self):
             result = super().forward(*args, **kwargs)
         return result if x.dim() == 3 else _without_batch(result)
 
@@ -329,6 +361,8 @@ def attend_packed(
         ValueError: rows or head dimensions other than those of this rank's sequences and the plan's.
     """
     facts = module._attention_on_cube
+    if facts.rows is None:
+        raise ValueError(f"{facts.name!r} does attention, and was planned by rules.own_mlp. Use rules.own_attention.")
     rows = facts.rows.sequences
     if q.dim() != 4 or q.shape[0] != 1 or q.shape[-2:] != (rows.rows, facts.head_dim):
         raise ValueError(

@@ -9,6 +9,7 @@ embedding(), table()          nn.Embedding                          ids of a pla
 head(face)                    nn.Linear to a handful of outputs     face             copies over the face's axis
 attention(rows)               nn.MultiheadAttention                 z                z
 own_attention(rows, ...)      code that calls SDPA on heads         z                z
+own_mlp(output, ...)          code between linears, gates among it  z                z
 dropout()                     nn.Dropout                            any              the same
 wrapped({...})                elementwise code with parameters      any              the same
 replicated(sum_over, enters)  code that must see whole rows         copies           copies, or `enters`
@@ -19,6 +20,7 @@ keep()                        modules without parameters            any         
 from __future__ import annotations
 
 from tensor3d.parallelize.own_attention import OwnAttention
+from tensor3d.parallelize.own_attention import own_mlp as own_mlp
 from tensor3d.parallelize.parallel_rule import Keep, Replace, Replicated, Wrapped
 from tensor3d.parallelize.torch_attention import Attention
 from tensor3d.parallelize.torch_layer_rules import Dropout, Embedding, Head, Linear, Norm, Projection, Table
@@ -32,6 +34,7 @@ __all__ = [
     "linear",
     "norm",
     "own_attention",
+    "own_mlp",
     "projection",
     "replace",
     "replicated",

@@ -58,6 +58,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "arcee": OF_16 | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
     "stablelm": OF_16 | {"rope_parameters": HALF},
     "phi": OF_16,
+    "glm": OF_16 | {"rope_parameters": HALF},
+    "glm4": OF_16 | {"rope_parameters": HALF},
     "gpt_neox": OF_16 | {"use_parallel_residual": True},
 }
 """Each family that is tried, with what it is made with beside the sizes."""

@@ -94,6 +94,55 @@ class Grouped(nn.Module):
         return projected
 
 
+class FusedGroups(nn.Module):
+    """Queries and fewer keys and values in one projection, cut by sizes that the module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_size, self.kv_size = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+        self.qkv, self.o = nn.Linear(HIDDEN, self.q_size + 2 * self.kv_size), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for part in self.qkv(x).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        projected: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class Gated(nn.Module):
+    """No attention: gate and up in one linear, and a norm of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wi, self.norm, self.wo = (
+            nn.Linear(HIDDEN, 4 * HIDDEN),
+            nn.LayerNorm(2 * HIDDEN),
+            nn.Linear(2 * HIDDEN, HIDDEN),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.wi(x).chunk(2, dim=-1)
+        projected: Tensor = self.wo(self.norm(F.silu(gate) * up))
+        return projected
+
+
+class GatedBySize(nn.Module):
+    """The same without a norm, cut by a size that the module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = 2 * HIDDEN
+        self.wi, self.wo = nn.Linear(HIDDEN, 2 * self.inner, bias=False), nn.Linear(self.inner, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.wi(x)
+        projected: Tensor = self.wo(F.gelu(both[..., : self.inner]) * both[..., self.inner :])
+        return projected
+
+
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions."""
     first, second = x.chunk(2, dim=-1)
@@ -129,7 +178,10 @@ PROPOSED: dict[Callable[[], nn.Module], str] = {
     Fused: 'own_attention(rows, head_dim=4, output="c_proj", fused={"c_attn": 3}, shares=("n_head", "n_embd"))',
     NormsOfHeads: 'own_attention(rows, head_dim=4, output="proj", fused={"qkv": 3}, shares=("num_heads",))',
     Grouped: 'own_attention(rows, head_dim=6, output="o", shares=("heads", "kv_heads"))',
+    FusedGroups: 'own_attention(rows, head_dim=4, output="o", fused={"qkv": (2, 1, 1)}, shares=("q_size", "kv_size"))',
     Around: "own_attention(rows, head_dim=4)",
+    Gated: 'own_mlp(output="wo", fused={"wi": 2})',
+    GatedBySize: 'own_mlp(output="wo", fused={"wi": 2}, shares=("inner",))',
 }
 """Each kind, and what is proposed for it."""
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, Sequences, gather, local_block
-from tensor3d.parallelize import PackedRows, Proposal, full_state_dict, parallelize, propose_plan, rules
+from tensor3d.parallelize import PackedRows, Proposal, attend_packed, full_state_dict, parallelize, propose_plan, rules
 from tests.parallelize.attentions import (
     HEAD_DIM,
     OUTPUTS,
     PROPOSED,
     Around,
     Fused,
+    Gated,
     Grouped,
     NamedHeads,
     Projections,
@@ -65,7 +66,7 @@ def test_what_is_proposed(attention: Callable[[], nn.Module], spelled: str) -> N
     assert spelled in [line.kind for line in proposal.lines]
     assert not vars(original)["_forward_hooks"]
     assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
-    plain = ("in_features", "out_features", "n_head", "n_embd", "num_heads", "heads", "kv_heads")
+    plain = ("in_features", "out_features", "n_head", "n_embd", "num_heads", "heads", "kv_heads", "q_size", "inner")
     fresh = reader(attention)
     for part, same in zip(original.modules(), fresh.modules(), strict=True):
         assert type(part) is type(same)
@@ -395,6 +396,42 @@ def test_what_a_part_of_the_heads_would_make_otherwise_is_open(attention: Callab
     assert "which its own code does not" in point
     assert re.search(why, point)
     assert not any("own_attention" in line.kind for line in proposal.lines)
+
+
+class SoftmaxOfColumns(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wo(self.wi(x).softmax(-1).chunk(2, dim=-1)[0])  # type: ignore[no-any-return]
+
+
+class ShiftsRowsOfAGate(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.wi(x).chunk(2, dim=-1)
+        return self.wo(gate.roll(1, dims=1) * up)  # type: ignore[no-any-return]
+
+
+class GatesByItsInput(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.wi(x).chunk(2, dim=-1)
+        return self.wo(gate * up) * x  # type: ignore[no-any-return]
+
+
+class DropsAGate(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.wi(x).chunk(2, dim=-1)
+        return self.wo(F.dropout(gate, 0.1, self.training) * up)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mlp", [SoftmaxOfColumns, ShiftsRowsOfAGate, GatesByItsInput, DropsAGate])
+def test_other_code_between_linears_is_open(mlp: Callable[[], nn.Module]) -> None:
+    proposal = proposed(reader(mlp))
+    assert any(point.startswith("attention (") and "rules.replace(build)" in point for point in proposal.unresolved)
+    assert not any("own_mlp" in line.kind for line in proposal.lines)
+
+
+def test_attention_is_no_mlp() -> None:
+    model = parallelize(NamedHeads(), Cube.single(), {"": rules.own_mlp("proj")})
+    with pytest.raises(ValueError, match=r"was planned by rules\.own_mlp"):
+        attend_packed(model, *(torch.zeros(1, 4, 8, 4),) * 3)
 
 
 # --- a rule written by hand -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether a module that does attention in its own forward may keep it on a cube, by trying it.
+"""Whether a module that does attention in its own forward, or a gated MLP, may keep it on a cube, by trying it.
 
 On a cube a rank has some of the heads, and all of its rows in one line. So the module's code is given parts of the
 heads here, as a cube with y = 2 (or the smallest that divides) would give them, of the example's rows in one line; and
@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -60,7 +60,7 @@ def _tried(module: nn.Module, call: _Call | None, rows: PackedRows) -> TriedAtte
 
 
 def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttention:
-    if call is None or len(call.head_dims) != 1:
+    if call is None or len(call.head_dims) > 1:
         raise ValueError("it is called more than once, or attends with heads of several sizes")
     if call.masks:
         raise ValueError("it is given a mask that does more than to hide what comes later")
@@ -71,18 +71,25 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
             "it is tried on numbers, of two sequences of two tokens or more. Pass propose_plan such an example, of a "
             "module that has memory"
         )
-    (head_dim,) = call.head_dims
+    head_dim = min(call.head_dims, default=1)  # of an MLP each column is one
     linears = [each for each, part in module.named_children() if role_of(part) == "linear" and each in call.read]
     outputs = [each for each in linears if call.read[each] is not call.x]
     output = outputs[0] if outputs else None
+    if not call.head_dims and output is None:
+        raise ValueError("it has no nn.Linear behind those of its input")
     inputs = [each for each in linears if each != output]
-    problems = []
-    for fused in _fusions(inputs):
-        rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused)
-        counts = rule.check_parts(module, type(module).__name__)
+    rule = OwnAttention(rows if call.head_dims else None, head_dim, output)
+    problems: list[Exception] = []
+    for fused in _fusions(module, rule, inputs):
+        rule = replace(rule, fused=fused, shares=())
+        try:
+            counts = rule.check_parts(module, type(module).__name__)
+        except ValueError as error:  # so many do not divide the columns
+            problems.append(error)
+            continue
         heads = set(counts.values())
         for shares in _counts(module, heads | {each * head_dim for each in heads}):
-            rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused, shares=shares)
+            rule = replace(rule, shares=shares)
             try:
                 whole = _of_heads(module, call, rule, _Part())
                 for part in _parts(heads):
@@ -98,13 +105,19 @@ class _DiffersError(ValueError):
     """It is no matter of what counts the heads: parts do not give parts of the whole, though of the right shape."""
 
 
-def _fusions(inputs: list[str]) -> Iterator[dict[str, int]]:
-    """Which projections may hold queries, keys and values one after another, or keys and values."""
+def _fusions(module: nn.Module, rule: OwnAttention, inputs: list[str]) -> Iterator[dict[str, Any]]:
+    """Which projections may hold queries, keys and values one after another, or keys and values, or gate and up."""
     yield {}
-    if len(inputs) == 1:
-        yield {inputs[0]: 3}
-    elif len(inputs) == 2:
+    if len(inputs) == 2 and rule.rows is not None:
         yield from ({each: 2} for each in inputs)
+    if len(inputs) != 1:
+        return
+    yield {inputs[0]: 2 if rule.rows is None else 3}
+    if rule.rows is not None and rule.output is not None:  # fewer heads of keys and values than of queries
+        queries = module.get_submodule(rule.output).in_features // rule.head_dim  # type: ignore[operator]
+        others = module.get_submodule(inputs[0]).out_features // rule.head_dim - queries  # type: ignore[operator]
+        if others > 0 and others % 2 == 0 and queries % (others // 2) == 0:
+            yield {inputs[0]: (queries // (others // 2), 1, 1)}
 
 
 def _counts(module: nn.Module, numbers: set[int]) -> Iterator[tuple[str, ...]]:
@@ -255,6 +268,9 @@ class _RowByRow(TorchFunctionMode):
         if any(each.dim() != 4 or each.shape[::2] != (sequences, length) for each in (q, k, v)):
             shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
             raise _DiffersError(f"it attends with {shapes} of ({sequences}, heads, {length}, columns)")
+        if not k.shape[1] or k.shape[1] != v.shape[1] or q.shape[1] % k.shape[1]:
+            counts = ", ".join(str(each.shape[1]) for each in (q, k, v))
+            raise ValueError(f"of a part of its heads it attends with {counts}: its code names their number")
         hides = mask_of_sdpa(given.get("attn_mask"))
         if hides == "other":
             raise _DiffersError("it makes a mask that does more than to hide what comes later")

@@ -38,6 +38,8 @@ class UnresolvedItems:
     ) -> None:
         self.modules, self.reading, self.choices, self.layers = dict(module.named_modules()), reading, choices, layers
         self.tried = tried
+        # What is planned as a whole, by its own code.
+        self.own = {name for name, each in tried.items() if name in layers and layers[name].kind is each.rule}
         self.left_out: set[str] = set()
         self.replaced: set[str] = set()
         self.words: dict[str, list[str]] = {}
@@ -78,7 +80,7 @@ class UnresolvedItems:
     def _attention(self) -> None:
         for host, functions in self.reading.attending.items():
             inside = [name for name in self.layers if name and is_within(name, host) and (host or "." not in name)]
-            if host in self.layers:  # as a whole, by its own code
+            if host in self.own:
                 self.left_out.update(inside)
                 continue
             self._replace(host, inside)
@@ -106,17 +108,15 @@ class UnresolvedItems:
             texts = self.choices.objections(name)
             if not texts:
                 continue
-            if name in self.layers or not self._is_small(name):
+            if name in self.own:
+                self.left_out.update(each for each in self.layers if is_within(each, name))
+                continue
+            if name in self.layers or not self.choices.is_small(name):
                 self.words.setdefault(name, []).extend(texts)
                 continue
             own = [each for each in self.layers if each.rpartition(".")[0] == name]
             self._replace(name, own)
             self._say(name, f"{'; '.join(texts)}. rules.replace(build) is for it{self._its(own, name)}")
-
-    def _is_small(self, name: str) -> bool:
-        """Whether a module is to be replaced as a whole; of a large one, the parts keep their lines in the plan."""
-        parts = [part for part in self.modules[name].children() if next(part.parameters(), None) is not None]
-        return bool(name) and all(role_of(part) is not None for part in parts)
 
     def _foreign(self) -> None:
         for name in dict.fromkeys(call.layer for call in self.reading.calls if call.role == "foreign"):
@@ -207,7 +207,7 @@ def propose_plan(module: nn.Module, *args: Any, **kwargs: Any) -> Proposal:
     """
     reading, rows = read(module, args, kwargs), PackedRows()
     choices = LayerRuleChoices(module, reading, rows)
-    tried = try_attention(module, list(reading.attending), args, kwargs, rows)
+    tried = try_attention(module, [*reading.attending, *choices.gated()], args, kwargs, rows)
     layers = choices.of_layers() | dict(choices.of_containers()) | choices.of_attention(tried)
     points = UnresolvedItems(module, reading, choices, layers, tried)
     chosen = {name: choice for name, choice in layers.items() if name not in points.left_out}

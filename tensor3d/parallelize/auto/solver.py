@@ -229,6 +229,24 @@ class LayerRuleChoices:
             elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
                 yield name, LayerRuleChoice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")
 
+    def gated(self) -> list[str]:
+        """Small modules whose own code is not right on a block, and may be on a share of what its linears give."""
+        attending = self.reading.attending
+        inside = [name for name in self.reading.notes if any(name == a or is_within(name, a) for a in attending)]
+        return [
+            name
+            for name in self.reading.notes
+            if name not in inside
+            and role_of(self.modules[name]) is None
+            and self.is_small(name)
+            and self.objections(name)
+        ]
+
+    def is_small(self, name: str) -> bool:
+        """Whether a module is to be replaced as a whole; of a large one, the parts keep their lines in the plan."""
+        parts = [part for part in self.modules[name].children() if next(part.parameters(), None) is not None]
+        return bool(name) and all(role_of(part) is not None for part in parts)
+
     def of_attention(self, tried: Mapping[str, TriedAttention]) -> dict[str, LayerRuleChoice]:
         """Modules that keep their own attention: what was tried with success, of which nothing else is known."""
         return {
@@ -381,12 +399,11 @@ def _own_attention(name: str, rule: OwnAttention, module: nn.Module) -> LayerRul
             DivisibilityRequirement(layer=layer, what="heads", number=heads, axis="y"),
             DivisibilityRequirement(layer=layer, what="its width", number=outer, axis="z"),
         ]
-    said = {each: getattr(rule, each) for each in ("output", "fused", "shares") if getattr(rule, each)}
-    told = "".join(f", {each}={value!r}".replace("'", '"') for each, value in said.items())
+    where = "; `rows` says where sequences end" if rule.rows else ""
     return LayerRuleChoice(
-        spelled=f"own_attention(rows, head_dim={rule.head_dim}{told})",
+        spelled=str(rule),
         kind=rule,
-        why="its own code, tried on parts of its heads; `rows` says where sequences end",
+        why=f"its own code, tried on parts of its {'heads' if rule.rows else 'columns'}{where}",
         divisions=tuple(requires),
     )
 
