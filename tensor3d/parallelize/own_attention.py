@@ -158,7 +158,7 @@ class OwnAttention(ParallelRule):
         heads = self.check_parts(module, name)
         for each, count in heads.items():
             check_divides(f"heads of {name}.{each}", count, workshop.cube, "y")
-        widths = {count * self.head_dim for count in heads.values()}
+        widths = self.widths(heads)
         code = strip_params(clone_module_shell(module, workshop))
         for each, part in module._modules.items():
             with workshop.at(f"{name}.{each}"):
@@ -225,6 +225,10 @@ class OwnAttention(ParallelRule):
                 f"{', '.join(wrong)}."
             )
         return heads
+
+    def widths(self, heads: Mapping[str, int]) -> set[int]:
+        """Columns of several heads, by which a norm over all of them is told from one of each."""
+        return {count * self.head_dim for count in heads.values() if count > 1}
 
     def told(self, projection: str) -> int:
         """How many projections one of this name holds."""
@@ -355,7 +359,7 @@ class _ToPackedRows(TorchFunctionMode):
 
     def __init__(self, module: AttentionCode3D) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.with_gradients = module, torch.is_grad_enabled()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -381,6 +385,12 @@ class _ToPackedRows(TorchFunctionMode):
                 "attention on a cube takes no masks: rows are packed (tensor3d.pack_padded), and Sequences say where "
                 f"sequences end. {name!r} was given one of shape {tuple(attn_mask.shape)}. Call it without, or with "  # type: ignore[union-attr]
                 "one that hides what comes later and does nothing else."
+            )
+        if self.with_gradients and not torch.is_grad_enabled():
+            raise ValueError(
+                f"{name!r} calls F.scaled_dot_product_attention where gradients are off, as a checkpoint with "
+                "use_reentrant=True inside it has them: backward would run that again, without the module around it "
+                "and its sequences. Checkpoint the whole module, or take the checkpoint out."
             )
         causal = is_causal or hides == "later"
         return attend_packed(self.module, query, key, value, causal=causal, scale=scale, dropout=dropout_p)

@@ -16,7 +16,17 @@ from torch.utils.checkpoint import checkpoint
 
 from tensor3d import Cube, Sequences, gather, local_block
 from tensor3d.parallelize import PackedRows, Proposal, full_state_dict, parallelize, propose_plan, rules
-from tests.parallelize.attentions import HEAD_DIM, OUTPUTS, PROPOSED, Fused, Grouped, NamedHeads, Projections, Reader
+from tests.parallelize.attentions import (
+    HEAD_DIM,
+    OUTPUTS,
+    PROPOSED,
+    Around,
+    Fused,
+    Grouped,
+    NamedHeads,
+    Projections,
+    Reader,
+)
 from tests.parallelize.foreign import (
     HEADS,
     HIDDEN,
@@ -148,6 +158,29 @@ class Masked(Changed):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(x.shape[1]))
 
 
+class OneKeyHead(nn.Module):
+    """One head of keys and values for all queries, with norms of each head: no part of it can be tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.proj = (nn.Linear(HIDDEN, HIDDEN) for _ in range(2))
+        self.k, self.v = nn.Linear(HIDDEN, HEAD_DIM), nn.Linear(HIDDEN, HEAD_DIM)
+        self.q_norm, self.k_norm = nn.LayerNorm(HEAD_DIM), nn.RMSNorm(HEAD_DIM, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = self.mixed(self.q_norm(q), self.k_norm(k).expand_as(q), v.expand_as(q))
+        return self.proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class OneKeyHeadOfOthers(OneKeyHead):
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().mixed(q, k.roll(1, dims=2), v)
+
+
 class ShowsWhatCameBefore(Masked):
     def mask(self, length: int) -> Tensor:
         return torch.ones(length, length, dtype=torch.bool).tril()
@@ -166,6 +199,11 @@ class ShowsWhatComesLater(Masked):
 @pytest.mark.parametrize("attention", [ShowsWhatCameBefore, ShowsAll])
 def test_masks_that_packs_need_not_have_may_be_given(attention: Callable[[], nn.Module]) -> None:
     assert max(compared(Cube.single(), attention).values()) <= 1e-9
+
+
+def test_heads_that_no_y_divides_are_tried_in_one_line() -> None:
+    assert max(compared(Cube.single(), OneKeyHead).values()) <= 1e-9
+    assert any("something else than of all" in point for point in proposed(reader(OneKeyHeadOfOthers)).unresolved)
 
 
 class Odd(NamedHeads):
@@ -231,6 +269,75 @@ class CountsPositions(Changed):
         return F.scaled_dot_product_attention(q * torch.arange(q.shape[2]).view(-1, 1), k, v)
 
 
+class ScalesByRows(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=1 / q.shape[2])
+
+
+class ScalesByHeads(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, scale=1 / self.n_head)
+
+
+class IsCausalByRows(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 8)
+
+
+class TurnsRowsAround(Changed):
+    """Sees what comes later; what is turned around is turned back."""
+
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.flip(2) for each in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).flip(2)
+
+
+class AttendsToHeads(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+class MixesPairsOfHeads(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = torch.cat([pair + pair.flip(1) for pair in q.split(2, dim=1)], dim=1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class ShiftsBeforeANormOfAll(Changed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm = nn.LayerNorm(HIDDEN)
+
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        normed = self.q_norm(q.roll(1, dims=2).transpose(1, 2).flatten(2))
+        return F.scaled_dot_product_attention(normed.view(*x.shape[:2], self.n_head, -1).transpose(1, 2), k, v)
+
+
+class ShiftsItsResult(NamedHeads):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).roll(1, dims=1)
+
+
+class SumsOverItsResult(NamedHeads):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).softmax(-1)
+
+
+class HasANormOfItsResult(NamedHeads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))  # type: ignore[no-any-return]
+
+
+class AlsoReturnsAMean(Projections):
+    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
+        return super().forward(hidden)[0], self.key(hidden).mean(1)  # type: ignore[return-value]
+
+
 class OneTemperatureEach(Changed):
     def __init__(self) -> None:
         super().__init__()
@@ -261,6 +368,16 @@ OTHERWISE: dict[Callable[[], nn.Module], str] = {
     ReadsAnotherMask: "a mask that does more",
     DrawsByItself: r"draws random numbers \(dropout\)",
     CountsPositions: "something else than of all",
+    ScalesByRows: "something else than of all",
+    ScalesByHeads: "something else than of all",
+    IsCausalByRows: "something else than of all",
+    TurnsRowsAround: "something else than of all",
+    AttendsToHeads: r"attends with \(2, 6, 4, 4\)",
+    MixesPairsOfHeads: "something else than of all",
+    ShiftsBeforeANormOfAll: "something else than of all",
+    ShiftsItsResult: "something else than of all",
+    SumsOverItsResult: "something else than of all",
+    HasANormOfItsResult: "names",
     OneTemperatureEach: "holds temperature too",
     Strided: "something else than of all",
 }
@@ -273,6 +390,18 @@ def test_what_a_part_of_the_heads_would_make_otherwise_is_open(attention: Callab
     assert "which its own code does not" in point
     assert re.search(why, point)
     assert not any("attention" in name for name in proposal.plan)
+
+
+class ReturnsMore(Around):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = AlsoReturnsAMean()
+
+
+def test_code_that_returns_more_than_attention_is_open() -> None:
+    proposal = proposed(reader(ReturnsMore))
+    assert any("returns 2 tensors" in point for point in proposal.unresolved)
+    assert "attention.own" not in proposal.plan
 
 
 # --- a rule written by hand -------------------------------------------------------------------------------------------
@@ -303,15 +432,22 @@ def test_other_parameters_and_modules_are_refused() -> None:
         on_one_device(OneTemperatureEach(), head_dim=4, output="proj")
 
 
+class RunsItselfAgain(Changed):
+    def mixed(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mixed: Tensor = checkpoint(F.scaled_dot_product_attention, q, k, v, use_reentrant=True)
+        return mixed
+
+
 @pytest.mark.parametrize(
     ("attention", "told", "message"),
     [
         (Fused, {"head_dim": 2, "output": "c_proj", "fused": {"c_attn": 3}}, r"head_dim=2. Got \(1, 4, 64, 4\)"),
         (UsesItsInput, {"head_dim": 4, "output": "proj"}, r"UsesItsInput.* does something else with it \(mean\)"),
         (ReadsAnotherMask, {"head_dim": 4, "output": "proj"}, "takes no masks"),
+        (RunsItselfAgain, {"head_dim": 4, "output": "proj"}, "without the module around it"),
         (NamedHeads, {"head_dim": 4}, "was given another tensor"),
     ],
-    ids=["head_dim", "input", "mask", "projection"],
+    ids=["head_dim", "input", "mask", "checkpoint", "projection"],
 )
 def test_code_that_is_not_what_the_rule_is_for_is_refused_when_it_runs(
     attention: Callable[[], nn.Module], told: dict[str, Any], message: str

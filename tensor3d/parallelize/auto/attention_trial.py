@@ -9,6 +9,7 @@ is done row by row, so that rows meet nowhere else either.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,15 +80,13 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
     for fused in _fusions(inputs):
         rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused)
         counts = rule.check_parts(module, type(module).__name__)
-        widths = {each * head_dim for each in counts.values()}
-        heads = sorted(set(counts.values()))
-        parts = next((p for p in range(2, heads[-1] + 1) if all(each % p == 0 for each in heads)), 1)
-        for shares in _counts(module, widths | set(heads)):
+        heads = set(counts.values())
+        for shares in _counts(module, heads | {each * head_dim for each in heads}):
             rule = OwnAttention(rows, head_dim=head_dim, output=output, fused=fused, shares=shares)
             try:
-                whole = _of_heads(module, call, rule, part=0, parts=1)
-                for part in range(parts):
-                    _check_part(whole, _of_heads(module, call, rule, part=part, parts=parts), part, parts)
+                whole = _of_heads(module, call, rule, _Part())
+                for part in _parts(heads):
+                    _check_part(whole, _of_heads(module, call, rule, part), part)
             except Exception as error:
                 problems.append(error)
             else:
@@ -96,7 +95,7 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
 
 
 class _DiffersError(ValueError):
-    """Parts of the heads do not give parts of the whole, though they have the right shape."""
+    """It is no matter of what counts the heads: parts do not give parts of the whole, though of the right shape."""
 
 
 def _fusions(inputs: list[str]) -> Iterator[dict[str, int]]:
@@ -115,61 +114,98 @@ def _counts(module: nn.Module, numbers: set[int]) -> Iterator[tuple[str, ...]]:
         yield from combinations(found, size)
 
 
-def _check_part(whole: Tensor, seen: Tensor, part: int, parts: int) -> None:
-    wanted = whole.reshape(1, -1, whole.shape[-1]).chunk(parts, dim=-1)[part]
-    if seen.shape != wanted.shape:
-        raise ValueError(
-            f"of a part of its heads it makes {tuple(seen.shape)} where {tuple(wanted.shape)} is right: its code names "
-            "the number of heads, or of rows"
-        )
-    rtol = 1e-4 if wanted.dtype.itemsize > 2 else 2e-2
-    if not torch.allclose(seen, wanted, rtol=rtol, atol=rtol * float(wanted.abs().max())):
-        raise _DiffersError("of a part of its heads, or of rows in one line, it makes something else than of all")
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The heads number `number` of `of` parts, of rows in one line; by default all heads of rows as they are."""
+
+    number: int = 0
+    of: int = 1
+    in_line: bool = False
+
+    def on_face_y(self, tensor: Tensor) -> Tensor:
+        """(sequences, length, columns) to these heads' columns of all rows in one line."""
+        return tensor.reshape(1, -1, tensor.shape[-1]).chunk(self.of, dim=-1)[self.number]
+
+    def on_face_z(self, tensor: Tensor) -> Tensor:
+        """The same to what no face y has: the second half of the columns, of all rows but the first."""
+        return tensor.reshape(1, -1, tensor.shape[-1])[:, 1:].tensor_split(2, dim=-1)[1]
 
 
-def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, *, part: int, parts: int) -> Tensor:
-    """What the module's code makes of one of so many parts of the heads; of parts, with rows in one line.
+def _parts(heads: set[int]) -> Iterator[_Part]:
+    """All parts of the smallest y that divides the heads, and the outermost of the largest."""
+    most = math.gcd(*heads)
+    fewest = next((each for each in range(2, most + 1) if most % each == 0), 1)
+    yield from (_Part(number=number, of=fewest, in_line=True) for number in range(fewest))
+    if most > fewest:
+        yield from (_Part(number=number, of=most, in_line=True) for number in (0, most - 1))
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """What a module's code made: what the norms over all heads and the output were given, and its result."""
+
+    on_face_y: list[Tensor] = field(default_factory=list)
+    on_face_z: list[Tensor] = field(default_factory=list)
+
+
+def _check_part(whole: _Seen, seen: _Seen, part: _Part) -> None:
+    pairs = [(part.on_face_y(each), found) for each, found in zip(whole.on_face_y, seen.on_face_y, strict=True)]
+    pairs += [(part.on_face_z(each), found) for each, found in zip(whole.on_face_z, seen.on_face_z, strict=True)]
+    for wanted, found in pairs:
+        if found.shape != wanted.shape:
+            raise ValueError(
+                f"of a part of its heads it makes {tuple(found.shape)} where {tuple(wanted.shape)} is right: its code "
+                "names the number of heads, or of rows"
+            )
+        rtol = 1e-4 if wanted.dtype.itemsize > 2 else 2e-2
+        if not torch.allclose(found, wanted, rtol=rtol, atol=rtol * float(wanted.abs().max())):
+            raise _DiffersError("of a part of its heads, or of rows in one line, it makes something else than of all")
+
+
+def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, part: _Part) -> _Seen:
+    """What the module's code makes of some of the heads.
 
     Raises:
         ValueError: what it reads or gives is not what the rule is for, or its own error.
     """
-    seen: list[Tensor] = []
-    in_line = parts > 1
+    seen = _Seen()
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        found = cut_heads(tensor, rule.told(name), rule.head_dim, part, parts)
-        return found.reshape(1, -1, found.shape[-1]) if in_line else found
+        found = cut_heads(tensor, rule.told(name), rule.head_dim, part.number, part.of)
+        return found.reshape(1, -1, found.shape[-1]) if part.in_line else found
 
     def projected(name: str, given: Any) -> Tensor:
         if not isinstance(given, StandIn):
             raise ValueError(f"its {name} reads another tensor than the module's input")
         return cut(name, call.gave[name])
 
-    def put_out(gave: Tensor, given: Tensor) -> Tensor:
-        seen.append(given)
-        return gave.reshape(1, -1, gave.shape[-1]) if in_line else gave
+    def normed(name: str, given: Tensor) -> Tensor:
+        seen.on_face_y.append(given)
+        return cut(name, call.gave[name])
 
-    widths = {
-        call.gave[each].shape[-1]
-        for each, child in module.named_children()
-        if role_of(child) == "linear" and each in call.gave and each != rule.output
-    }
+    def put_out(gave: Tensor, given: Tensor) -> Tensor:
+        seen.on_face_y.append(given.reshape(1, -1, given.shape[-1]) if part.in_line else given)
+        found = part.on_face_z(gave) if part.in_line else gave
+        return found if gave.dim() == 3 or not part.in_line else found.squeeze(0)
+
+    widths = rule.widths(rule.check_parts(module, type(module).__name__))
     stubs: dict[str, Callable[..., Tensor]] = {}
-    if rule.output is not None:
-        stubs[rule.output] = partial(put_out, call.gave[rule.output])
     for name, child in module.named_children():
-        if role_of(child) == "linear" and name != rule.output:
+        if name == rule.output:
+            stubs[name] = partial(put_out, call.gave[name])
+        elif role_of(child) == "linear":
             stubs[name] = partial(projected, name)
         elif role_of(child) == "norm" and name in call.gave and child.get_parameter("weight").numel() in widths:
-            stubs[name] = lambda given, name=name: cut(name, call.gave[name])  # over all heads: on a cube a norm of it
-    args, kwargs = call.with_stand_in(parts, in_line)
-    with _stubbed(module, stubs, {each: vars(module)[each] // parts for each in rule.shares}), _RowByRow(rule.head_dim):
-        result = module.forward(*args, **kwargs)
-    if rule.output is None:
-        seen = [tensor for _, tensor in tensors_in(result)][:1]
-    if len(seen) != 1:
-        raise ValueError(f"it calls its {rule.output} {len(seen)} times, or returns no tensor")
-    return seen[0]
+            stubs[name] = partial(normed, name)  # over all heads: on a cube a norm of it
+    args, kwargs = call.with_stand_in(part.of, part.in_line)
+    numbers = {each: vars(module)[each] // part.of for each in rule.shares}
+    rows = (1, call.x.shape[:2].numel()) if part.in_line else tuple(call.x.shape[:2])
+    with _stubbed(module, stubs, numbers), _RowByRow(rule.head_dim, rows):
+        results = [tensor for _, tensor in tensors_in(module.forward(*args, **kwargs))]
+    if len(results) != 1:
+        raise _DiffersError(f"it returns {len(results)} tensors, where attention has one")
+    (seen.on_face_y if rule.output is None else seen.on_face_z).extend(results)
+    return seen
 
 
 @contextmanager
@@ -197,25 +233,36 @@ class _Stub(nn.Module):
 
 
 class _RowByRow(TorchFunctionMode):
-    """Inside, what attention returns of a row and head comes of that row and head alone."""
+    """Inside, what attention returns of a row and head comes of that row, its place, and that head alone."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, rows: tuple[int, ...]) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.rows = head_dim, rows
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if name_of(func) != "scaled_dot_product_attention":
             return func(*args, **(kwargs or {}))
-        q, k, v = _given(args, kwargs or {})[:3]
+        given = _given(args, kwargs or {})
+        q, k, v = given["query"], given["key"], given["value"]
         if q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"of a part of its heads it makes heads of {q.shape[-1]} columns, which have {self.head_dim}: its code "
                 "names their number"
             )
+        sequences, length = self.rows
+        if any(each.dim() != 4 or each.shape[::2] != (sequences, length) for each in (q, k, v)):
+            shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
+            raise _DiffersError(f"it attends with {shapes} of ({sequences}, heads, {length}, columns)")
+        hides = mask_of_sdpa(given.get("attn_mask"))
+        if hides == "other":
+            raise _DiffersError("it makes a mask that does more than to hide what comes later")
         k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], dim=-3) for each in (k, v))
-        return (q * k).sum(-1, keepdim=True) * v + q
+        scale, causal = given.get("scale"), given.get("is_causal") or hides == "later"
+        places = torch.arange(1, sequences * length + 1, device=q.device).view(sequences, 1, length, 1) / 8
+        products = (q * k).sum(-1, keepdim=True) * (1 if scale is None else scale)
+        return products * v + q * places.to(q.dtype) + (v if causal else 0)
 
 
 # --- The calls of the modules, on the whole example -------------------------------------------------------------------
@@ -270,17 +317,16 @@ class _Watch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self.stack and name_of(func) == "scaled_dot_product_attention":
-            query, _, _, mask = _given(args, kwargs or {})
-            self.stack[-1].head_dims.add(query.shape[-1])
-            self.stack[-1].masks += mask_of_sdpa(mask) == "other"
+            given = _given(args, kwargs or {})
+            self.stack[-1].head_dims.add(given["query"].shape[-1])
+            self.stack[-1].masks += mask_of_sdpa(given.get("attn_mask")) == "other"
         return func(*args, **(kwargs or {}))
 
 
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Query, key, value and mask of a call of torch's function, which has no signature of its own."""
-    names = ("query", "key", "value", "attn_mask")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return given["query"], given["key"], given["value"], given.get("attn_mask")
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of torch's function, which has no signature of its own."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _calls(
