@@ -398,6 +398,13 @@ class ReturnsMore(Around):
         self.own = AlsoReturnsAMean()
 
 
+def test_keys_of_zero_hide_nothing() -> None:
+    model = reader(ShiftsRows)
+    for parameter in model.get_submodule("attention.k").parameters():
+        nn.init.zeros_(parameter)
+    assert any("something else than of all" in point for point in proposed(model).unresolved)
+
+
 def test_code_that_returns_more_than_attention_is_open() -> None:
     proposal = proposed(reader(ReturnsMore))
     assert any("returns 2 tensors" in point for point in proposal.unresolved)
