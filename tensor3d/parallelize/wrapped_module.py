@@ -58,9 +58,8 @@ def on_cube(
 
 def _told(module: nn.Module, over: type[nn.Module], facts: _OnCube) -> nn.Module:
     vars(module)["_on_cube"] = facts
-    if issubclass(over, LocalModule3D) and "forward" in vars(
-        module
-    ):  # put on the object itself, it would run before the class's
+    if issubclass(over, LocalModule3D) and "forward" in vars(module):
+        # Put on the object itself, it would run before the class's.
         vars(module)["_own_forward"] = vars(module).pop("forward")
     module.__class__ = _made(over, facts.code)  # type: ignore[arg-type]  # classes can be hashed
     return module

@@ -434,6 +434,13 @@ def test_attention_is_no_mlp() -> None:
         attend_packed(model, *(torch.zeros(1, 4, 8, 4),) * 3)
 
 
+def test_keys_of_zero_hide_nothing() -> None:
+    model = reader(ShiftsRows)
+    for parameter in model.get_submodule("attention.k").parameters():
+        nn.init.zeros_(parameter)
+    assert any("something else than of all" in point for point in proposed(model).unresolved)
+
+
 # --- a rule written by hand -------------------------------------------------------------------------------------------
 
 
