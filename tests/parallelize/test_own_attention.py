@@ -64,6 +64,7 @@ def test_what_is_proposed(attention: Callable[[], nn.Module], spelled: str) -> N
     proposal = proposed(original)
     assert not proposal.unresolved
     assert spelled in [line.kind for line in proposal.lines]
+    assert any("rows.holding(sequences)" in each for each in proposal.remarks) == spelled.startswith("own_attention")
     assert not vars(original)["_forward_hooks"]
     assert all(torch.equal(state[name], value) for name, value in original.state_dict().items())
     plain = ("in_features", "out_features", "n_head", "n_embd", "num_heads", "heads", "kv_heads", "q_size", "inner")

@@ -251,7 +251,7 @@ def _remarks(
             yield f"{' and '.join(names)} are one parameter, and stay one on the cube"
     if any(type(part) is nn.Dropout for part in module.modules()):
         yield "every nn.Dropout becomes a Dropout3D by itself"
-    if any(choice.spelled.startswith("attention(") for choice in chosen.values()):
+    if any(choice.spelled.startswith(("attention(", "own_attention(")) for choice in chosen.values()):
         yield "attention: call the model inside `with proposal.rows.holding(sequences):`"
     if reading.causal:
         yield "attention that hides what comes later needs no mask; one that does just that may be passed all the same"
