@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from tyro import _docstrings, _resolver
 
 from tensor3d.live_objects import objects_of
 from tests.default_type import default_type
@@ -34,25 +33,6 @@ settings.load_profile("tensor3d")
 torch.set_num_threads(1)
 # Also in containers whose TORCH_ALLOW_TF32_CUBLAS_OVERRIDE says otherwise: tests on a GPU hold fp32 to 1e-4.
 torch.set_float32_matmul_precision("highest")
-
-
-def _read_options_once() -> None:
-    """tyro resolves the types and reads the source of all classes of options anew for each command line. A run has more
-    than a thousand of them, of the same classes: it took half of their time."""
-    tokens: Any = _docstrings._ClassTokenization
-    tokens.make = staticmethod(cache(tokens.make))
-    hints = _resolver.get_type_hints
-    known = cache(lambda kind, include_extras: hints(kind, include_extras=include_extras))
-
-    def once(kind: Any, *, localns: dict[str, Any] | None = None, include_extras: bool = False) -> dict[str, Any]:
-        if localns is not None or not isinstance(kind, type):
-            return hints(kind, localns=localns, include_extras=include_extras)
-        return dict(known(kind, include_extras))
-
-    vars(_resolver)["get_type_hints"] = once
-
-
-_read_options_once()
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -98,7 +98,7 @@ def make_twins(
     Biases start at 0 and gains at 1, which would hide much: they get values of their own.
 
     Args:
-        shape: or a cube, for whoever compares one module after another: the groups of 2x2x2 are a third of all time.
+        shape: or a cube, for whoever compares one module after another and need not make its groups each time.
     """
     cube, single = shape if isinstance(shape, Cube) else Cube(*shape), Cube.single()
     modules = []

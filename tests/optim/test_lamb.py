@@ -20,7 +20,7 @@ from tests.ranks import run_ranks
 from tests.single_device_reference import error, full
 
 Shape = tuple[int, int, int, int]
-STEPS, DECAY = 4, 0.1
+STEPS, DECAY = 8, 0.1
 CASES = [(False, False), (True, False), (True, True)]
 """adapt_all, regions."""
 MATRICES = [name for name, (_, size) in LAYOUTS.items() if len(size) == 2]

@@ -136,7 +136,7 @@ TASKS = {
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes as long as a training here; those of `test_main.py` are drawn."""
+    """Those of `test_main.py` are drawn."""
     monkeypatch.setattr("tools.finetune.pictures._can_draw", lambda: False)
 
 

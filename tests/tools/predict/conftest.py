@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def frozen_objects_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tests/conftest.py` has frozen a million, and Python goes through them all to say that there are some."""
+    """`tests/conftest.py` has frozen what was imported, and Python goes through all of it to say that there is some."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
