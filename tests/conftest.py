@@ -74,26 +74,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # took it 0.3 s each time.
     gc.freeze()
     gc.enable()
-    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
-        return  # one of several processes starts it with its first test that has ranks: to most of them comes none
-    if any(_has_ranks(item.path) for item in session.items):
+    if not session.config.option.collectonly and any(_has_ranks(item.path) for item in session.items):
         _start_forkserver(session.config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    if hasattr(item.config, "workerinput") and _has_ranks(item.path) and FORKSERVER not in item.config.stash:
-        _start_forkserver(item.config)
-
-
-FORKSERVER = pytest.StashKey[bool]()
-"""Whether it was started."""
 
 
 def _start_forkserver(config: pytest.Config) -> None:
     """Starts the server that all ranks are forked from, beside the first tests. One server serves the whole process:
     if a tool under test starts it first, with what that tool preloads, every later rank has to import torch anew."""
-    config.stash[FORKSERVER] = True
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     capture = config.pluginmanager.getplugin("capturemanager")
     capture.resume_global_capture()  # ranks inherit it: what they write is shown with a test that fails
