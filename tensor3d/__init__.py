@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tensor3d.parallelize import PackedRows, full_state_dict, load_full_state_dict, parallelize, propose_plan, rules
     from tensor3d.sharding.activation_layout import Face, gather, gather_rows, local_block, shard
     from tensor3d.sharding.fused_rows import from_fused_rows, to_fused_rows
-    from tensor3d.sharding.matmul import matmul
+    from tensor3d.sharding.matmul import matmul, matmul_each
     from tensor3d.sharding.param_layout import (
         Layout,
         constant,
@@ -122,6 +122,7 @@ __all__ = [
     "local_shard",
     "logical_block",
     "matmul",
+    "matmul_each",
     "normal",
     "pack_padded",
     "parallelize",

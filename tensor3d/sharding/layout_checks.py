@@ -7,7 +7,8 @@ theirs. What lies between (activation functions, residuals, dropout, attention) 
 A function of one's own that changes the face, or makes an activation, sets marks itself, in its forward:
 `ctx.result_face = "y"`, and `ctx.made` says in words what it is; or, where its result lies where its inputs do,
 `ctx.keeps_face = True`. One without marks is not looked behind, and neither is what `torch.compile` has made of code
-between two layers. Further results lie on `ctx.read_face`, if that is set.
+between two layers. Results after the first, or after as many as `ctx.results` says, lie on `ctx.read_face`, if that is
+set.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def keeps_face(node: Any) -> bool:
 def marked_face(node: Any, number: int) -> str | None:
     """The face that a node tells of its result of that number."""
     face: str | None = getattr(node, "result_face", None)
-    return face if number == 0 else getattr(node, "read_face", face)
+    return face if number < getattr(node, "results", 1) else getattr(node, "read_face", face)
 
 
 def _mark(node: Any, number: int) -> tuple[str | None, str] | None:

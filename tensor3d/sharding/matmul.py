@@ -5,6 +5,7 @@ M tokens of the cube, K input features, N output features; here for face z, face
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor3d.distributed.autograd_graph import asked_for
-from tensor3d.distributed.collectives import CommHandle, all_gather, reduce_scatter
+from tensor3d.distributed.collectives import Axis, CommHandle, all_gather, reduce_scatter
 from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import chunk_bounds
 from tensor3d.distributed.fp8_scales import GRADIENT, INPUT, KINDS, WEIGHT
@@ -27,6 +28,7 @@ from tensor3d.sharding.fused_products import fused_product, fused_with_product
 from tensor3d.sharding.layout_checks import check_matrix, check_origin
 from tensor3d.sharding.param_layout import check_layout, local, matrix, vector
 from tensor3d.sharding.weight_slabs import (
+    WeightSource,
     block_or_shadow,
     converted_pair,
     pass_gathered_weight,
@@ -139,36 +141,105 @@ def matmul(
         ValueError: `a` is no matrix of floating-point numbers, or one of other columns; `weight` or `bias` lies on the
             cube in another way, or is not a leaf of the graph; an unknown `reshard_after_forward`.
     """
-    check_reshard(reshard_after_forward)
+    (c,) = matmul_each(a, [weight], cube, face, [bias], reshard_after_forward=[reshard_after_forward], fp8=fp8)
+    return c
+
+
+@out_of_graphs
+def matmul_each(
+    a: Tensor,
+    weights: Sequence[nn.Parameter],
+    cube: Cube,
+    face: Face,
+    biases: Sequence[nn.Parameter | None],
+    *,
+    reshard_after_forward: Sequence[Reshard],
+    fp8: bool = True,
+) -> tuple[Tensor, ...]:
+    """`matmul(a, weight, cube, face, bias)` of each weight, with one gather of A', forward and backward, and one
+    reduce-scatter of the sum of their dA: for weights that cannot be one, such as queries, keys and values of a model
+    whose parameters keep their names.
+
+    A' is kept for backward where `reshard_after_forward` says so of any of them. Of several weights no collective is in
+    one operator with a product.
+    """
     check_matrix(a, "matmul")
-    check_layout(weight, matrix(face), cube)
-    shape, columns = weight.shape, cube.axis(face)
-    first, last = chunk_bounds(shape[1], columns.size, columns.index)
-    if a.shape[1] != last - first:
-        raise ValueError(
-            f"the {_named(shape)} reads face {face}, where this rank has "
-            f"{last - first} columns. Got shape {tuple(a.shape)}. Is it on face {other(face)}? `redistribute` changes "
-            "the face."
-        )
-    if bias is not None:
-        check_layout(bias, vector(other(face)), cube)
-    check_origin(a, face, cube, f"the {_named(shape)}")
+    for weight, bias, reshard in zip(weights, biases, reshard_after_forward, strict=True):
+        check_reshard(reshard)
+        check_layout(weight, matrix(face), cube)
+        shape, columns = weight.shape, cube.axis(face)
+        first, last = chunk_bounds(shape[1], columns.size, columns.index)
+        if a.shape[1] != last - first:
+            raise ValueError(
+                f"the {_named(shape)} reads face {face}, where this rank has "
+                f"{last - first} columns. Got shape {tuple(a.shape)}. Is it on face {other(face)}? `redistribute` "
+                "changes the face."
+            )
+        if bias is not None:
+            check_layout(bias, vector(other(face)), cube)
+    check_origin(a, face, cube, f"the {_named(weights[0].shape)}")
     a = as_type(a, cube.precision.computed(a.dtype))
     if a.dtype != torch.float64 and torch.is_autocast_enabled(a.device.type):  # which leaves float64 alone
         a = a.to(torch.get_autocast_dtype(a.device.type))
     wanted = _wanted_by(a, cube)
+    hands_on = wanted is not None
+    results: tuple[Tensor, ...]
     if cube.shape.is_undivided and cube.precision.fp8 is None:
-        if wanted is None:
-            return _UndividedProduct.apply(a, weight, bias, cube, face, reshard_after_forward, False)
-        c, wanted.tensor = _UndividedProduct.apply(a, weight, bias, cube, face, reshard_after_forward, True)
-        return c
-    # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
-    position = position_in_pass(a, cube)
-    options = cube, face, reshard_after_forward, fp8, position
-    if wanted is None:
-        return _Product.apply(a, weight, bias, *options, False)
-    c, wanted.tensor = _Product.apply(a, weight, bias, *options, True)
-    return c
+        results = _UndividedProduct.apply(a, cube, face, reshard_after_forward, hands_on, *weights, *biases)
+    else:
+        # Inside of the function nobody can tell any more whether a backward pass will follow, and what `a` comes from.
+        options = cube, face, reshard_after_forward, fp8, position_in_pass(a, cube)
+        results = _Product.apply(a, *options, hands_on, *weights, *biases)
+    if wanted is not None:
+        wanted.tensor = results[-1]
+    return results[: len(weights)]
+
+
+class _Use:
+    """A weight that multiplies a matrix, in one forward pass and the backward passes through it."""
+
+    __slots__ = ("keeps_w", "products", "source")
+
+    products: _Products | _DelayedProducts
+
+    def __init__(self, source: WeightSource, keeps_w: bool) -> None:
+        self.source, self.keeps_w = source, keeps_w
+
+
+class _Turn:
+    """A use in one backward pass, which is asked for gradients of what it multiplied and of its own."""
+
+    __slots__ = ("bias", "dc", "gathering_dc", "needs_db", "needs_dw", "place", "weight")
+
+    gathering_dc: CommHandle
+
+    def __init__(self, ctx: Any, place: int, dc: Tensor) -> None:
+        self.place, self.dc = place, dc
+        self.weight, self.bias = ctx.weights[place], ctx.biases[place]
+        self.needs_dw, self.needs_db = asked_for(ctx, self.weight, self.bias)
+
+
+def _turns(ctx: Any, gradients: Sequence[Tensor | None]) -> list[_Turn]:
+    """Of the uses whose results the loss depends on. A pass may go through others alone, or what was handed on."""
+    turns = []
+    for place, dc in enumerate(gradients[: len(ctx.weights)]):
+        if dc is None:
+            ctx.cube.ledger.pass_by(ctx.weights[place], ctx.biases[place])
+        else:
+            turns.append(_Turn(ctx, place, dc))
+    return turns
+
+
+def _returned(ctx: Any, results: list[Tensor], a: Tensor, face: Face, hands_on: bool) -> tuple[Tensor, ...]:
+    ctx.result_face, ctx.hands_on, ctx.made = other(face), hands_on, f"a {_named(ctx.weights[0].shape)}"
+    if len(results) > 1:
+        ctx.results = len(results)
+    if hands_on:
+        ctx.read_face = face
+        results.append(a)
+    if len(results) > 1:
+        ctx.set_materialize_grads(False)
+    return tuple(results)
 
 
 class _Product(Function):
@@ -176,103 +247,129 @@ class _Product(Function):
     def forward(
         ctx: Any,
         a: Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
         cube: Cube,
         face: Face,
-        reshard: Reshard,
+        reshards: Sequence[Reshard],
         fp8: bool,
         position: PassPosition,
         hands_on: bool,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        *parameters: nn.Parameter | None,
+    ) -> tuple[Tensor, ...]:
         cube.ledger.forget_failed_passes()
-        rows, columns = cube.axis(other(face)), cube.axis(face)
-        results, inner = weight.shape
-        fused = fused_with_product(cube, gathered_over=rows, columns=inner, summed_over=columns, results=results)
+        weights, biases = _halves(parameters)
+        rows, columns, fused = cube.axis(other(face)), cube.axis(face), None
+        if len(weights) == 1:
+            results, inner = weights[0].shape
+            fused = fused_with_product(cube, gathered_over=rows, columns=inner, summed_over=columns, results=results)
         gathering_a = CommHandle(a) if fused == "gather" else all_gather(a, rows)
-        if cube.speed.shadow_weights:
-            cube.shadows.enrol(weight, bias)
-        source, pair = weight_source(weight, cube, rows), converted_pair(weight, bias, cube, a.dtype)
-        gathering_w = source.gather(a.dtype, position) if pair is None else CommHandle(pair[0])
-        a_full, w_full = gathering_a.wait(), gathering_w.wait()
+        gathering_w, shifts, ctx.uses, ctx.keeps_a = [], [], [], False
+        needs_da, needs_dw = ctx.needs_input_grad[0], ctx.needs_input_grad[-len(parameters) :]
+        for weight, bias, reshard, needs_grad in zip(weights, biases, reshards, needs_dw, strict=False):
+            if cube.speed.shadow_weights:
+                cube.shadows.enrol(weight, bias)
+            source, pair = weight_source(weight, cube, rows), converted_pair(weight, bias, cube, a.dtype)
+            gathering_w.append(source.gather(a.dtype, position) if pair is None else CommHandle(pair[0]))
+            shift = None if pair is None else pair[1]
+            if bias is not None and pair is None:
+                shift = as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
+            shifts.append(shift)
+            # W' is for dA alone, A' for dW.
+            keeps_w = reshard in (False, "input") and needs_da
+            ctx.keeps_a |= reshard in (False, "weight") and needs_grad
+            source.expect(gather=needs_da and not keeps_w, grad=needs_grad)
+            ctx.uses.append(_Use(source, keeps_w))
+        a_full, full_w = gathering_a.wait(), [each.wait() for each in gathering_w]
         prefetch_next_weight(cube, position=position)
-        shift = None if pair is None else pair[1]
-        if bias is not None and pair is None:
-            shift = as_type(block_or_shadow(bias, cube, a.dtype), a.dtype)
-        ctx.products = products = _products(cube, weight, w_full, fp8)
-        # W' is for dA alone, A' for dW.
-        ctx.keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
-        ctx.keeps_a = reshard in (False, "weight") and ctx.needs_input_grad[1]
         adds_bias = fused is None and columns.size == 1  # where nothing is summed, the product itself does
-        if fused is not None:
-            sending_c, a_full = fused_product(fused, a_full, w_full.t(), rows, columns, keep=ctx.keeps_a)
-        else:
-            added = shift if adds_bias else None
-            sending_c = reduce_scatter(products.forward(a_full, w_full, added), columns)
-        c = sending_c.wait()
-        if shift is not None and not adds_bias:
-            c += shift
-        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
-        source.expect(gather=ctx.needs_input_grad[0] and not ctx.keeps_w, grad=ctx.needs_input_grad[1])
-        ctx.source, ctx.is_ordered = source, True
-        ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
-        ctx.save_for_backward(a_full if ctx.keeps_a else a, w_full if ctx.keeps_w else weight)
-        if not hands_on:
-            return c
-        ctx.read_face = face
-        ctx.set_materialize_grads(False)
-        return c, a
+        sending_c, kept = [], []
+        for use, weight, w, shift in zip(ctx.uses, weights, full_w, shifts, strict=True):
+            use.products = _products(cube, weight, w, fp8)
+            if fused is not None:
+                sending, a_full = fused_product(fused, a_full, w.t(), rows, columns, keep=ctx.keeps_a)
+            else:
+                sending = reduce_scatter(use.products.forward(a_full, w, shift if adds_bias else None), columns)
+            sending_c.append(sending)
+            kept.append(w if use.keeps_w else weight)
+        found = []
+        for sending, shift in zip(sending_c, shifts, strict=True):
+            c = sending.wait()
+            if shift is not None and not adds_bias:
+                c += shift
+            found.append(c)
+        ctx.weights, ctx.biases, ctx.cube, ctx.face, ctx.is_ordered = weights, biases, cube, face, True
+        ctx.save_for_backward(a_full if ctx.keeps_a else a, *kept)
+        return _returned(ctx, found, a, face, hands_on)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dc: Tensor | None, handed_back: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """`handed_back`: the gradient of `a` where it was handed on."""
-        if dc is None:  # a pass that goes through that alone
-            ctx.cube.ledger.pass_by(ctx.weight, ctx.bias)
-            return handed_back, *[None] * 8
-        cube, face, weight, bias, products = ctx.cube, ctx.face, ctx.weight, ctx.bias, ctx.products
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Of each result, and of `a` where it was handed on."""
+        cube, face = ctx.cube, ctx.face
         rows, columns = cube.axis(other(face)), cube.axis(face)
-        needs_da, (needs_dw, needs_db) = ctx.needs_input_grad[0], asked_for(ctx, weight, bias)
+        handed_back, nothing = gradients[-1] if ctx.hands_on else None, [None] * (len(ctx.needs_input_grad) - 1)
+        turns = _turns(ctx, gradients)
+        if not turns:
+            return handed_back, *nothing
+        needs_da, needs_dw = ctx.needs_input_grad[0], True in [turn.needs_dw for turn in turns]
 
         # Everything is issued before anything is waited for; the order is the same on every rank.
-        results, inner = weight.shape
-        fused = fused_with_product(cube, gathered_over=columns, columns=results, summed_over=rows, results=inner)
-        fused = fused if needs_da else None
-        gathers_dc = (needs_da or needs_dw) and fused != "gather"
-        gathering_dc = all_gather(dc, columns) if gathers_dc else CommHandle(dc)
-        saved_a, saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
-        gathering_w = gathering_a = None
-        keeps_w = ctx.keeps_w and has_storage(saved_w)  # which a backward pass before, of the same graph, has freed
-        if needs_da and keeps_w:
-            pass_gathered_weight(weight, cube, rows, dc.dtype)
-        elif needs_da:
-            gathering_w = ctx.source.gather_again(dc.dtype)
-        if needs_dw and not ctx.keeps_a:
-            gathering_a = all_gather(saved_a, rows)
-        if needs_db:
-            db = CommHandle(sum_of_rows(dc, bias.dtype))
-            cube.ledger.accumulate_grad(bias, db, cube.over(*vector(other(face)).sum_over))
-        dc_full, w_full = gathering_dc.wait(), saved_w if gathering_w is None else gathering_w.wait()
+        fused = None
+        if needs_da and len(ctx.weights) == 1:
+            results, inner = ctx.weights[0].shape
+            fused = fused_with_product(cube, gathered_over=columns, columns=results, summed_over=rows, results=inner)
+        for turn in turns:
+            gathers_dc = (needs_da or turn.needs_dw) and fused != "gather"
+            turn.gathering_dc = all_gather(turn.dc, columns) if gathers_dc else CommHandle(turn.dc)
+        saved_a, *saved_w = ctx.saved_tensors  # read once: activation checkpointing hands them out a single time
+        gathering_w = [_again(ctx, turn, saved_w[turn.place], rows) for turn in turns] if needs_da else []
+        gathering_a = all_gather(saved_a, rows) if needs_dw and not ctx.keeps_a else CommHandle(saved_a)
+        for turn in turns:
+            if turn.needs_db:
+                db = CommHandle(sum_of_rows(turn.dc, turn.bias.dtype))
+                cube.ledger.accumulate_grad(turn.bias, db, cube.over(*vector(other(face)).sum_over))
+        full_dc, full_w = [turn.gathering_dc.wait() for turn in turns], [each.wait() for each in gathering_w]
         prefetch_next_weight(cube)
 
         sending_da = None
         if fused is not None:
-            sending_da, dc_full = fused_product(fused, dc_full, w_full, columns, rows, keep=needs_dw)
+            sending_da, full_dc[0] = fused_product(fused, full_dc[0], full_w[0], columns, rows, keep=needs_dw)
         elif needs_da:
-            addend, handed_back = (handed_back, None) if rows.size == 1 else (None, handed_back)
-            sending_da = reduce_scatter(products.input_grad(dc_full, w_full, addend), rows)
-        if needs_da and keeps_w and cube.axis("x").size > 1:  # else it may be the weight itself
-            free_storage(saved_w)  # now, and not when autograd lets go of it: dW needs as much again
-        del gathering_w, w_full, saved_w
-        if needs_dw:
-            a_full = saved_a if gathering_a is None else gathering_a.wait()
-            dw = products.weight_grad(dc_full, a_full, type_of_sum(weight, cube))
-            ctx.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
-        products.end()
+            total: Any = None
+            if rows.size == 1:
+                total, handed_back = handed_back, None
+            for n, turn in enumerate(turns):
+                total = ctx.uses[turn.place].products.input_grad(full_dc[n], full_w[n], total)
+            sending_da, total = reduce_scatter(total, rows), None
+        if needs_da and cube.axis("x").size > 1:  # else it may be the weight itself
+            _free_kept(saved_w, full_w)  # now, and not when autograd lets go of it: dW needs as much again
+        del gathering_w, full_w, saved_w
+        a_full = gathering_a.wait()
+        for turn, dc_full in zip(turns, full_dc, strict=True):
+            use = ctx.uses[turn.place]
+            if turn.needs_dw:
+                dw = use.products.weight_grad(dc_full, a_full, type_of_sum(turn.weight, cube))
+                use.source.accumulate_grad(dw, cube.over(*matrix(face).sum_over))
+            use.products.end()
         da = None if sending_da is None else sending_da.wait()
         if da is not None and handed_back is not None:
             da.add_(handed_back)
-        return da, *[None] * 8
+        return da, *nothing
+
+
+def _free_kept(saved: list[Tensor], used: list[Tensor]) -> None:
+    for saved_w in saved:
+        for each in used:
+            if each is saved_w:
+                free_storage(saved_w)
+
+
+def _again(ctx: Any, turn: _Turn, saved_w: Tensor, rows: Axis) -> CommHandle:
+    """W' in a backward pass: as it was kept, unless a pass before, of the same graph, has freed it."""
+    use, dtype = ctx.uses[turn.place], turn.dc.dtype
+    if not (use.keeps_w and has_storage(saved_w)):
+        return use.source.gather_again(dtype)
+    pass_gathered_weight(turn.weight, ctx.cube, rows, dtype)
+    return CommHandle(saved_w)
 
 
 class _UndividedProduct(Function):
@@ -283,49 +380,56 @@ class _UndividedProduct(Function):
     def forward(
         ctx: Any,
         a: Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
         cube: Cube,
         face: Face,
-        reshard: Reshard,
+        reshards: Sequence[Reshard],
         hands_on: bool,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        *parameters: nn.Parameter | None,
+    ) -> tuple[Tensor, ...]:
         cube.ledger.forget_failed_passes()
-        dtype, w, shift = a.dtype, local(weight), None if bias is None else local(bias)
-        keeps_w = False
-        if w.dtype != dtype or (shift is not None and shift.dtype != dtype):
-            w, shift = _converted(weight, bias, cube, dtype)
-            keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
-        c = product(a, w.t(), shift)
-        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.keeps_w = weight, bias, cube, face, keeps_w
-        ctx.result_face, ctx.made = other(face), f"a {_named(weight.shape)}"
-        ctx.save_for_backward(a, w if keeps_w else weight)
-        if not hands_on:
-            return c
-        ctx.read_face = face
-        ctx.set_materialize_grads(False)
-        return c, a
+        weights, biases = _halves(parameters)
+        dtype, kept, results, ctx.keeps_w = a.dtype, [], [], []
+        for weight, bias, reshard in zip(weights, biases, reshards, strict=True):
+            w, shift, keeps_w = local(weight), None if bias is None else local(bias), False
+            if w.dtype != dtype or (shift is not None and shift.dtype != dtype):
+                w, shift = _converted(weight, bias, cube, dtype)
+                keeps_w = reshard in (False, "input") and ctx.needs_input_grad[0]
+            results.append(product(a, w.t(), shift))
+            kept.append(w if keeps_w else weight)
+            ctx.keeps_w.append(keeps_w)
+        ctx.weights, ctx.biases, ctx.cube, ctx.face = weights, biases, cube, face
+        ctx.save_for_backward(a, *kept)
+        return _returned(ctx, results, a, face, hands_on)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dc: Tensor | None, handed_back: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        cube, weight, bias = ctx.cube, ctx.weight, ctx.bias
-        if dc is None:  # a pass that goes through what was handed on alone
-            cube.ledger.pass_by(weight, bias)
-            return handed_back, *[None] * 6
-        needs_dw, needs_db = asked_for(ctx, weight, bias)
-        a, w = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        cube, da = ctx.cube, gradients[-1] if ctx.hands_on else None
+        turns, nothing = _turns(ctx, gradients), [None] * (len(ctx.needs_input_grad) - 1)
+        if not turns:
+            return da, *nothing
+        a, *saved_w = ctx.saved_tensors
         over = cube.over(*matrix(ctx.face).sum_over)
-        if needs_db:
-            cube.ledger.accumulate_grad(bias, CommHandle(sum_of_rows(dc, bias.dtype)), over)
-        da = None
-        if ctx.needs_input_grad[0]:
-            w = w if ctx.keeps_w else as_type(block_or_shadow(weight, cube, dc.dtype), dc.dtype)
-            da = added_product(handed_back, dc, w)
-        if needs_dw:
-            dw = wide_product(dc.t(), a, weight.dtype)
-            cube.ledger.accumulate_grad(weight, CommHandle(dw), over)
-        return da, *[None] * 6
+        if not ctx.needs_input_grad[0]:
+            da = None
+        for turn in turns:
+            weight, bias, dc = turn.weight, turn.bias, turn.dc
+            if turn.needs_db:
+                cube.ledger.accumulate_grad(bias, CommHandle(sum_of_rows(dc, bias.dtype)), over)
+            if ctx.needs_input_grad[0]:
+                w = saved_w[turn.place]
+                if not ctx.keeps_w[turn.place]:
+                    w = as_type(block_or_shadow(weight, cube, dc.dtype), dc.dtype)
+                da = added_product(da, dc, w)
+            if turn.needs_dw:
+                cube.ledger.accumulate_grad(weight, CommHandle(wide_product(dc.t(), a, weight.dtype)), over)
+        return da, *nothing
+
+
+def _halves(parameters: Sequence[Any]) -> tuple[Sequence[nn.Parameter], Sequence[nn.Parameter | None]]:
+    """Weights, and as many biases behind them."""
+    count = len(parameters) // 2
+    return parameters[:count], parameters[count:]
 
 
 def _converted(

@@ -137,15 +137,15 @@ MUTATIONS = (
     Mutation(
         "matmul-gathers-over-the-other-axis-backward",
         "tensor3d/sharding/matmul.py",
-        old="gathering_dc = all_gather(dc, columns)",
-        new="gathering_dc = all_gather(dc, rows)",
+        old="gathering_dc = all_gather(turn.dc, columns)",
+        new="gathering_dc = all_gather(turn.dc, rows)",
         tests=(LINEAR,),
     ),
     Mutation(
         "undivided-product-forgets-what-is-handed-back",
         "tensor3d/sharding/matmul.py",
-        old="da = added_product(handed_back, dc, w)",
-        new="da = product(dc, w)",
+        old="cube, da = ctx.cube, gradients[-1] if ctx.hands_on else None",
+        new="cube, da = ctx.cube, None",
         tests=("tests/layers/test_blocks.py",),
     ),
     Mutation(
@@ -168,6 +168,27 @@ MUTATIONS = (
         old="    if mark is not None:\n        maker.metadata[_KNOWN] = mark",
         new='    if mark is not None:\n        maker.metadata[_KNOWN] = ("z", "")',
         tests=("tests/layers/test_blocks.py",),
+    ),
+    Mutation(
+        "products-of-one-input-drop-the-gradient-of-all-but-the-last",
+        "tensor3d/sharding/matmul.py",
+        old="input_grad(full_dc[n], full_w[n], total)",
+        new="input_grad(full_dc[n], full_w[n], None)",
+        tests=("tests/sharding/test_matmul_each.py::test_each_equals_torchs_own",),
+    ),
+    Mutation(
+        "undivided-products-of-one-input-drop-the-gradient-of-all-but-the-last",
+        "tensor3d/sharding/matmul.py",
+        old="da = added_product(da, dc, w)",
+        new="da = product(dc, w)",
+        tests=("tests/sharding/test_matmul_each.py::test_on_one_device_each_equals_torchs_own",),
+    ),
+    Mutation(
+        "products-of-one-input-keep-it-for-the-first-alone",
+        "tensor3d/sharding/matmul.py",
+        old="ctx.keeps_a |= ",
+        new="ctx.keeps_a = ",
+        tests=("tests/sharding/test_matmul_each.py::test_the_input_travels_as_of_one_weight",),
     ),
     Mutation(
         "matmul-bias-subtracted",
@@ -345,8 +366,8 @@ MUTATIONS = (
     Mutation(
         "matmul-keeps-gathered-weights",
         "tensor3d/sharding/matmul.py",
-        old="w_full if ctx.keeps_w else weight",
-        new="w_full",
+        old="            kept.append(w if use.keeps_w else weight)",
+        new="            kept.append(w)",
         tests=("tests/layers/test_saved_bytes.py::test_a_product_keeps_exactly_its_share",),
     ),
     Mutation(
