@@ -81,6 +81,7 @@ will_execute: Callable[[Any], bool] = private("_C._will_engine_execute_node")
 next_sequence_nr: Callable[[], int] = private("autograd._get_sequence_nr")
 """The number that the next node will have."""
 
+_top_saved_tensors_hooks: Callable[[bool], Any] = private("_C._autograd._top_saved_tensors_default_hooks")
 
 under_transforms: Callable[[], bool] = private("_C._are_functorch_transforms_active")
 """Whether this runs within a transform of `torch.func`, such as `vmap`."""
@@ -113,6 +114,12 @@ def lent_by_fully_shard(parameters: Sequence[Tensor]) -> Tensor | None:
                 if (found := by_id.get(id(getattr(each, "_unsharded_param", None)))) is not None:
                     return found
     return None
+
+
+def saved_tensors_hooks_now() -> Any:
+    """What `torch.autograd.graph.saved_tensors_hooks` was entered last, and not left: another object in each. A
+    checkpoint enters them, where it runs first and where it runs again. None: none."""
+    return _top_saved_tensors_hooks(False)
 
 
 def sequence_nr(node: Any) -> int:

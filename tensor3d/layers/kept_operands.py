@@ -21,6 +21,7 @@ from tensor3d.distributed.cube import Cube
 from tensor3d.distributed.cube_shape import AXES
 from tensor3d.layers.linear import Linear3D
 from tensor3d.layers.transformer import Block3D
+from tensor3d.sharding.activation_layout import Face
 from tensor3d.sharding.matmul import Reshard
 
 _RESHARD: dict[Kept, Reshard] = {True: False, False: True, "input": "weight", "weight": "input"}
@@ -76,31 +77,34 @@ def keep_gathered(model: nn.Module, cube: Cube, tokens: int, budget: int) -> Kep
         for name, layer in model.named_modules()
         if isinstance(layer, Linear3D) and not layer.is_decided and id(layer) not in recomputed
     }
-    block_of = {
-        id(part): number
-        for number, block in enumerate(each for each in model.modules() if isinstance(each, Block3D))
-        for part in block.modules()
-    }
+    block_of = {id(part): number for number, block in enumerate(blocks) for part in block.modules()}
+    holders: dict[str, int] = {}  # of layers that are with others: blocks too
+    multiplied: dict[tuple[str, Face | None], list[str]] = {}  # by one product: names of its layers
+    for name, layer in layers.items():
+        holder = name.rpartition(".")[0]
+        if layer.is_with_others:
+            block_of[id(layer)] = holders.setdefault(holder, len(blocks) + len(holders))
+        multiplied.setdefault((holder, layer.face) if layer.is_with_others else (name, None), []).append(name)
     products = [
         GatheringProduct(
-            k=layer.in_features,
-            n=layer.out_features,
-            face=layer.face,
-            element=cube.precision.computed(layer.weight.dtype).itemsize,
+            k=(first := layers[names[0]]).in_features,
+            n=sum(layers[name].out_features for name in names),
+            face=first.face,
+            element=cube.precision.computed(first.weight.dtype).itemsize,
             places=range(place, place + 1),
-            block=block_of.get(id(layer)),
+            block=block_of.get(id(first)),
         )
-        for place, layer in enumerate(layers.values())
+        for place, names in enumerate(multiplied.values())
     ]
     chosen = choose_kept(products, cube.shape, -(-tokens // cube.shape.planes), budget, cube.speed.weight_group_bytes)
-    for layer, count in zip(layers.values(), chosen.counts, strict=True):
-        layer.reshard_after_forward = _RESHARD[count.of(0, 1)]
+    kept: dict[str, Reshard] = {}
+    for names, count in zip(multiplied.values(), chosen.counts, strict=True):
+        for name in names:
+            layers[name].reshard_after_forward = _RESHARD[count.of(0, 1)]
+            if count.of(0, 1):
+                kept[name] = layers[name].reshard_after_forward
     return KeptOperands(
-        kept={
-            name: layer.reshard_after_forward
-            for (name, layer), count in zip(layers.items(), chosen.counts, strict=True)
-            if count.of(0, 1)
-        },
+        kept=kept,
         held_bytes=chosen.held_bytes,
         spared_bytes=chosen.spared_bytes,
         spared_collectives=chosen.spared_collectives,

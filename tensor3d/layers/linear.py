@@ -160,6 +160,9 @@ class Linear3D(nn.Module):
         self.reshard_after_forward: Reshard = reshard_after_forward
         self.is_decided = isinstance(reshard_after_forward, str)
         """Whether whoever made it has named an operand, which `keep_gathered` leaves so."""
+        self.is_with_others = False
+        """Whether the module that holds it multiplies an input by this layer's weight and those of its others of this
+        face in one product each way, and gathers the weights of all together."""
         self.weight = normal((out_features, in_features), matrix(face), cube, std)
         self.bias = constant((out_features,), vector(other(face)), cube, 0.0) if bias else None
 

@@ -7,7 +7,7 @@ M tokens of the cube, H hidden size, h heads, d head dimension
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from tensor3d.attention import attention
 from tensor3d.layers.dropout import check_dropout
-from tensor3d.layers.linear import Linear3D
+from tensor3d.layers.linear import Linear3D, gather_together
 from tensor3d.ops.autograd_function import out_of_graphs
 from tensor3d.parallelize.auto.op_rules import mask_of_sdpa, name_of, role_of
 from tensor3d.parallelize.module_copy import (
@@ -33,9 +33,11 @@ from tensor3d.parallelize.parallel_rule import ParallelRule, Replicated, check_f
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.parallelize.torch_layer_rules import Dropout, Linear, Norm, with_settings
 from tensor3d.parallelize.wrapped_module import LocalModule3D, on_cube
-from tensor3d.sharding.activation_layout import check_divides, in_batch
+from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch
 from tensor3d.sharding.fused_rows import to_fused_rows
+from tensor3d.sharding.matmul import matmul_each
 from tensor3d.sharding.param_layout import matrix, vector
+from tensor3d.torch_private import saved_tensors_hooks_now
 
 # --- The input of the module: known by its shape alone, for all but the projections -----------------------------------
 
@@ -51,13 +53,34 @@ class StandIn(Tensor):
 
     stands_for: Tensor
     of: str
+    readers: tuple[ProjectionOfInput3D, ...]
+    """All that may ask for their results."""
+    results: dict[ProjectionOfInput3D, Tensor] | None
+    """Of those that have not asked yet. None: nobody has."""
+    made_under: Any
+    """Hooks on what is saved for backward."""
 
     @classmethod
-    def made(cls, stands_for: Tensor, shape: tuple[int, ...], of: str) -> StandIn:
+    def made(
+        cls, stands_for: Tensor, shape: tuple[int, ...], of: str, readers: tuple[ProjectionOfInput3D, ...] = ()
+    ) -> StandIn:
         """One of this shape, with memory for one number."""
         stand_in = stands_for.detach().new_empty(()).expand(shape).as_subclass(cls)
-        stand_in.stands_for, stand_in.of = stands_for, of
+        stand_in.stands_for, stand_in.of, stand_in.readers, stand_in.results = stands_for, of, readers, None
+        stand_in.made_under = saved_tensors_hooks_now()
         return stand_in
+
+    def result_of(self, projection: ProjectionOfInput3D) -> Tensor:
+        """What it makes of the input. The first to ask has all of them computed, in one product each way, so that the
+        input is gathered once; who asks again computes alone. So does who asks within a checkpoint in the module's
+        code: that runs again by itself, and must then save what it has saved."""
+        if saved_tensors_hooks_now() != self.made_under:
+            return results_of(self.stands_for, (projection,))[0]
+        if self.results is None:
+            self.results = dict(zip(self.readers, results_of(self.stands_for, self.readers), strict=True))
+        if projection not in self.results:
+            return results_of(self.stands_for, (projection,))[0]
+        return self.results.pop(projection)
 
     @classmethod
     def __torch_function__(
@@ -95,15 +118,11 @@ class ProjectionOfInput3D(Linear3D):
                 f"{self.in_features} to {self.out_features} was given another tensor, of shape {tuple(x.shape)}. Say "
                 "with rules.replace(build) what takes the module's place."
             )
-        rows = x.stands_for
-        given = in_batch(self._projected, rows, "Linear3D") if rows.dim() == 3 else self._projected(rows)
+        given = x.result_of(self)
         if len(self.parts) == 1:
             return given
         groups = given.unflatten(-1, (-1, sum(self.parts) * self.head_dim))
         return torch.cat([part.flatten(-2) for part in groups.split([n * self.head_dim for n in self.parts], -1)], -1)
-
-    def _projected(self, x: Tensor) -> Tensor:
-        return super().forward(x)
 
     @property
     def original_rows(self) -> dict[str, Tensor]:
@@ -113,6 +132,22 @@ class ProjectionOfInput3D(Linear3D):
         groups = self.out_features // (sum(self.parts) * self.head_dim)
         order = to_fused_rows(torch.arange(self.out_features), parts=self.parts, groups=groups)
         return {"weight": order} | ({} if self.bias is None else {"bias": order})
+
+
+def results_of(x: Tensor, projections: Sequence[ProjectionOfInput3D]) -> list[Tensor]:
+    """(1, M/xy, H/z) on face z to each one's (1, M/xz, N/y) on face y."""
+    cube, face = projections[0].cube, projections[0].face
+    rows = in_batch(lambda rows: rows, x, "Linear3D").squeeze(0)
+    check_activation(rows, projections[0].in_features, cube, face, "Linear3D")
+    results = matmul_each(
+        rows,
+        [each.weight for each in projections],
+        cube,
+        face,
+        [each.bias for each in projections],
+        reshard_after_forward=[each.reshard_after_forward for each in projections],
+    )
+    return [each.unsqueeze(0) for each in results]
 
 
 def cut_heads(projected: Tensor, fused: tuple[int, ...], head_dim: int, part: int, parts: int) -> Tensor:
@@ -171,6 +206,9 @@ class OwnAttention(ParallelRule):
                 if part is not None:
                     made_part = self._part(part, each, f"{name}.{each}", widths, workshop)
                     code._modules[each] = take_hooks(part, made_part)
+        for part in code.children():
+            if isinstance(part, Linear3D):
+                part.is_with_others = True
         for each in self.shares:
             check_divides(f"{name}.{each}", getattr(module, each), workshop.cube, "y")
             setattr(code, each, getattr(module, each) // workshop.cube.axis("y").size)
@@ -330,10 +368,14 @@ class AttentionCode3D(LocalModule3D):
             )
         on_face_y = x.shape[-2] * shape.y // shape.z, x.shape[-1] * shape.z // shape.y
         hidden = x if x.dim() == 3 else x.unsqueeze(0)
-        stand_in = StandIn.made(hidden, (1, *on_face_y), f"{facts.name!r} ({self._get_name()})")
+        readers = tuple(part for part in self.children() if isinstance(part, ProjectionOfInput3D))
+        stand_in = StandIn.made(hidden, (1, *on_face_y), f"{facts.name!r} ({self._get_name()})", readers)
         args = tuple(stand_in if each is x else each for each in args)
         kwargs = {name: stand_in if each is x else each for name, each in kwargs.items()}
-        with nullcontext() if facts.rows is None else _ToPackedRows(self):
+        with (
+            gather_together(self.children(), self._on_cube.cube),
+            nullcontext() if facts.rows is None else _ToPackedRows(self),
+        ):
             result = super().forward(*args, **kwargs)
         return result if x.dim() == 3 else _without_batch(result)
 

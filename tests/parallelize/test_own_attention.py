@@ -14,7 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tensor3d import Cube, Sequences, gather, local_block
+from tensor3d import (
+    Attention3D,
+    Cube,
+    ExecutionPolicy,
+    MixedPrecisionPolicy,
+    Sequences,
+    gather,
+    gather_together,
+    keep_gathered,
+    local_block,
+)
+from tensor3d.distributed.comm_stats import CommStats
 from tensor3d.parallelize import PackedRows, Proposal, attend_packed, full_state_dict, parallelize, propose_plan, rules
 from tests.parallelize.attentions import (
     HEAD_DIM,
@@ -133,6 +144,107 @@ def test_copies_and_recomputed_layers_are_the_same() -> None:
         assert parameter.grad is not None, name
         assert torch.equal(parameter.grad, same.grad), name
     assert type(pickle.loads(pickle.dumps(model.attention))) is type(model.attention)
+
+
+def _travels(shape: Shape) -> dict[str, Any]:
+    """Collectives and bytes of three projections with an output, and what `keep_gathered` says that it spares."""
+    cube = Cube(*shape, speed=ExecutionPolicy(weight_group_bytes=1 << 20))
+    torch.manual_seed(0)
+    rows, sequences = PackedRows(), own_sequences(cube)
+    rule = rules.own_attention(rows, head_dim=4, output="proj", shares=("n_head",))
+    model = parallelize(NamedHeads(), cube, {"": rule})
+    fused = Attention3D(HIDDEN, HEADS, cube, causal=True, bias=False)
+    x = local_block(own_plane(torch.randn(ROWS, HIDDEN), cube), cube, "z").requires_grad_()
+
+    def count(run: Callable[[], Tensor]) -> CommStats:
+        for _ in range(2):  # the order of the first pass tells the second one what to gather ahead
+            with cube.traffic.counting() as found:
+                run().sum().backward()
+        return found
+
+    def own() -> Tensor:
+        with rows.holding(sequences):
+            result: Tensor = model(x[None])
+        return result
+
+    def as_one() -> Tensor:
+        with gather_together([fused], cube):
+            return fused(x, sequences)  # type: ignore[no-any-return]
+
+    before, of_fused = count(own), count(as_one)
+    chosen = keep_gathered(model, cube, ROWS, 1 << 30)
+    after = count(own)
+    kinds = ("all-gather", "reduce-scatter")
+    return {
+        "received": [sum(each.received[axis, kind] for axis in "xyz" for kind in kinds) for each in (before, of_fused)],
+        "calls over x": [sum(each.calls["x", kind] for kind in kinds) for each in (before, of_fused)],
+        "gathers over y": [each.calls["y", "all-gather"] for each in (before, of_fused)],
+        "spared": [before.total_bytes - after.total_bytes, chosen.spared_bytes],
+        "spared calls": [before.total_calls - after.total_calls, chosen.spared_collectives],
+        "kept": sorted(chosen.kept),
+    }
+
+
+def test_its_input_and_its_weights_travel_as_those_of_attention_in_one_projection() -> None:
+    for found in run_ranks(8, _travels, (2, 2, 2, 1)):
+        assert found.pop("kept") == ["k", "proj", "q", "v"]
+        for name, (own, other) in found.items():
+            assert own == other > 0, f"{name}: {own} and {other}"
+
+
+def test_in_bf16_shadow_weights_change_no_bit_and_the_numbers_are_its_originals() -> None:
+    found = []
+    for shadow in (False, True, None):
+        precision = MixedPrecisionPolicy(compute=None if shadow is None else torch.bfloat16)
+        cube, rows = Cube.single(precision=precision, speed=ExecutionPolicy(shadow_weights=bool(shadow))), PackedRows()
+        torch.manual_seed(0)
+        rule = rules.own_attention(rows, head_dim=4, output="proj")
+        model = parallelize(NamedHeads().float(), cube, {"": rule})
+        x = torch.randn(1, ROWS, HIDDEN, dtype=torch.float32, requires_grad=True)
+        with rows.holding(Sequences.from_lengths(LENGTHS)):
+            model(x).float().square().sum().backward()
+        found.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+    for plain, with_shadows, exact in zip(*found, strict=True):
+        assert plain is not None
+        assert exact is not None
+        assert torch.equal(plain, with_shadows)
+        assert 0 < error(plain, exact) <= 3e-2
+
+
+class AsksTwice(NamedHeads):
+    """Leaves one projection out, and takes another one's result twice, once where it is computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def heads_of(part: nn.Module) -> Tensor:
+            return part(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)  # type: ignore[no-any-return]
+
+        q = checkpoint(heads_of, self.q, use_reentrant=False)
+        v = heads_of(self.v)
+        k = checkpoint(heads_of, self.k, use_reentrant=False)
+        mixed = F.scaled_dot_product_attention(q, k, v + 2 * heads_of(self.v))
+        projected: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+def test_a_projection_may_be_left_out_and_another_asked_twice() -> None:
+    original = AsksTwice()
+    model, rows = on_one_device(original, head_dim=4, output="proj")
+    x = torch.randn(1, 8, HIDDEN, requires_grad=True)
+    with rows.holding(Sequences.from_lengths([8])):
+        (result := model(x)).square().sum().backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()} | {"x": x.grad}
+    x.grad = None
+    (wanted := original(x)).square().sum().backward()
+    assert error(result, wanted) <= 1e-12
+    for name, parameter in [*original.named_parameters(), ("x", x)]:
+        got = found[name]
+        assert (got is None) == (parameter.grad is None), name
+        if got is not None and parameter.grad is not None and name != "k.weight":
+            assert error(got, parameter.grad) <= 1e-12, name
 
 
 class Changed(NamedHeads):

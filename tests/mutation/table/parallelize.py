@@ -11,6 +11,33 @@ WHEN_IT_RUNS = f"{OWN}::test_code_that_is_not_what_the_rule_is_for_is_refused_wh
 
 MUTATIONS = (
     Mutation(
+        "own-attention-gathers-its-input-for-each-projection",
+        "tensor3d/parallelize/own_attention.py",
+        old="zip(self.readers, results_of(self.stands_for, self.readers), strict=True)",
+        new="[(projection, results_of(self.stands_for, (projection,))[0])]",
+        tests=(
+            "tests/parallelize/test_own_attention.py"
+            "::test_its_input_and_its_weights_travel_as_those_of_attention_in_one_projection",
+        ),
+    ),
+    Mutation(
+        "own-attention-shares-its-products-with-a-checkpoint-inside",
+        "tensor3d/parallelize/own_attention.py",
+        old="        if saved_tensors_hooks_now() != self.made_under:",
+        new="        if False:",
+        tests=("tests/parallelize/test_own_attention.py::test_a_projection_may_be_left_out_and_another_asked_twice",),
+    ),
+    Mutation(
+        "keep-gathered-takes-projections-of-one-input-for-products-of-their-own",
+        "tensor3d/layers/kept_operands.py",
+        old="(holder, layer.face) if layer.is_with_others else (name, None)",
+        new="(name, None)",
+        tests=(
+            "tests/parallelize/test_own_attention.py"
+            "::test_its_input_and_its_weights_travel_as_those_of_attention_in_one_projection",
+        ),
+    ),
+    Mutation(
         "own-attention-norm-of-heads-not-summed-over-y",
         "tensor3d/parallelize/own_attention.py",
         old='Replicated(sum_over=("data", "x", "y", "z"))',
