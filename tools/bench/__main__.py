@@ -39,6 +39,7 @@ from tools.bench.shard_exchange import ExchangeCommand
 from tools.bench.step import StepCommand
 from tools.bench.tokenize import TokenizeCommand
 from tools.bench.vs_pytorch.command import RivalsCommand
+from tools.bench.vs_transformers.causal import CausalCommand
 from tools.bench.vs_transformers.finetune import FinetuneBenchCommand
 from tools.bench.vs_transformers.infer import InferCommand
 from tools.bench.vs_transformers.pretrain import LibraryCommand
@@ -77,6 +78,7 @@ SUBCOMMANDS: Mapping[str, type[Subcommand]] = {
     "rivals": RivalsCommand,
     "overlap": OverlapCommand,
     "library": LibraryCommand,
+    "causal": CausalCommand,
     "attention": AttentionCommand,
     "operators": OperatorsCommand,
     "kernels": KernelsCommand,

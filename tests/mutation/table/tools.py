@@ -9,6 +9,7 @@ EXTRACT = "tests/tools/corpus/extract/test_step.py"
 WIKITEXT = "tests/tools/corpus/extract/wikitext/test_wikitext.py"
 BENCH = "tests/tools/bench/test_step.py::test_figures_by_hand"
 PADDING = "tests/tools/bench/test_padding.py::test_figures_by_hand"
+CAUSAL = "tests/tools/bench/vs_transformers/test_causal.py"
 KERNELS = "tests/tools/bench/test_kernels.py"
 JUDGING = "tests/tools/doctor/test_rules.py"
 
@@ -366,6 +367,27 @@ MUTATIONS = (
         old="torch.cat([best, keys], 1)",
         new="keys",
         tests=("tests/tools/predict/test_embed.py::test_equal_ones_keep_their_order_in_blocks",),
+    ),
+    Mutation(
+        "causal-the-first-of-a-text-is-told-by-another",
+        "tools/bench/vs_transformers/causal.py",
+        old="                labels[row, first] = NO_TARGET\n",
+        new="",
+        tests=(f"{CAUSAL}::test_positions_of_the_librarys_packs_start_again_in_each_text",),
+    ),
+    Mutation(
+        "causal-speed-up-upside-down",
+        "tools/bench/vs_transformers/causal.py",
+        old="_speed(turn) / _speed(other)",
+        new="_speed(other) / _speed(turn)",
+        tests=(f"{CAUSAL}::test_figures_by_hand",),
+    ),
+    Mutation(
+        "causal-a-loss-that-is-no-number-agrees",
+        "tools/bench/vs_transformers/causal.py",
+        old="if loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE:",
+        new="if not (loss > LOSS_TOLERANCE or norm > NORM_TOLERANCE):",
+        tests=(f"{CAUSAL}::test_sides_that_learn_different_things_are_a_fault",),
     ),
     Mutation(
         "library-who-fails-keeps-its-memory",
