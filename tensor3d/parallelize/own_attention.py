@@ -435,12 +435,13 @@ class _ToPackedRows(TorchFunctionMode):
 
     def __init__(self, module: AttentionCode3D) -> None:
         super().__init__()
-        self.module, self.with_gradients = module, torch.is_grad_enabled()
+        self.module, self.facts, self.with_gradients = module, module._attention_on_cube, torch.is_grad_enabled()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if name_of(func) != "scaled_dot_product_attention" or self.module._attention_on_cube.runs:
+        # Of attention itself first: it calls several functions for each sequence.
+        if self.facts.runs or name_of(func) != "scaled_dot_product_attention":
             return func(*args, **(kwargs or {}))
         return self._attended(*args, **(kwargs or {}))
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from models.gpt import count_targets, lay, pack_texts
 from models.transformers_causal_lm import PackedCausalLM
 from tensor3d import Cube, gather
-from tensor3d.parallelize import full_state_dict, full_tensor
+from tensor3d.parallelize import full_state_dict, full_tensor, own_attention
+from tensor3d.parallelize.auto.op_rules import name_of as name_of_op
 from tests.parallelize.foreign import as_in_model, varied
 from tests.ranks import run_ranks
 from tests.single_device_reference import error, name_of, worst
@@ -217,6 +218,19 @@ def test_what_the_head_reads() -> None:
         hidden = torch.cat(own_rows(ours.hidden(batch), packs))
         wanted = [theirs.model(input_ids=torch.tensor([text])).last_hidden_state[0] for pack in packs for text in pack]
     assert error(hidden, torch.cat(wanted)) <= 1e-5
+
+
+def test_what_attention_calls_is_not_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls are many more of more texts; those of the library's code are not."""
+    cube, looked_up = Cube.single(), []
+    ours = PackedCausalLM(original("llama"), cube)
+    monkeypatch.setattr(own_attention, "name_of", lambda function: looked_up.append(function) or name_of_op(function))
+    counts = []
+    for packs in ([[[1] * CAPACITY]], [[[1, 2]] * (CAPACITY // 4) + [[1, 2, 3]] * (CAPACITY // 6)]):
+        looked_up.clear()
+        ours(lay(packs, CAPACITY, cube), count_targets(packs))
+        counts.append(len(looked_up))
+    assert counts[0] == counts[1] > 0
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

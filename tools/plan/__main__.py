@@ -249,10 +249,11 @@ class PlanCommand:
             positions=self.positions,
             folder=self.model_folder,
         )
-        if config.causal:
+        causal = config.causal
+        if causal:
             _log.warning(
-                "the model in %s sees no later tokens. Planned is one of its sizes that sees them, and learns masked "
-                "tokens.",
+                "the model in %s sees no later tokens. Planned is its attention, with the head of one that learns "
+                "masked tokens.",
                 self.model_folder,
             )
             config = dataclasses.replace(config, causal=False)
@@ -277,6 +278,7 @@ class PlanCommand:
         return BertCosts(
             config=config,
             batch=batch,
+            causal=causal,
             compute=compute,
             reduce=self.reduce,
             fp8=fp8,
@@ -536,7 +538,8 @@ def _content(command: PlanCommand, costs: BertCosts, cluster: Cluster) -> dict[s
         if getattr(command, field.name) is not None
     }
     told = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
-    return {"asked": told, "model": dataclasses.asdict(costs.config), "cluster": cluster.to_json()}
+    model = {**dataclasses.asdict(costs.config), "causal": costs.causal}
+    return {"asked": told, "model": model, "cluster": cluster.to_json()}
 
 
 def _write(command: PlanCommand, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import get_args
 
 from models.bert.config import BertConfig
 from models.bert.cost_model.comm_volume import STEP_NUMBERS, end_of_step_traffic, micro_batch_traffic, scaled_weights
-from models.bert.cost_model.flops import model_flops, work
+from models.bert.cost_model.flops import attention_flops, model_flops
 from models.bert.cost_model.kept_operands import keepable_bytes, kept_products, layer_products, smaller_budgets
 from models.bert.cost_model.memory import Device, MicroBatchShape, least_memory
 from models.bert.cost_model.param_shapes import OptimizerName, ParamMemory, held
@@ -132,6 +132,9 @@ class BertCosts:
 
     config: BertConfig
     batch: Batch
+    causal: bool = False
+    """Whether attention computes what came before each token alone, though `config`, which has a masked-LM head, does
+    not say so. It changes FLOPs, and neither bytes nor calls. Default: as `config` has it."""
     compute: str = "bf16"
     """Type of activations and products: "fp32", "bf16" or "fp16"."""
     reduce: str = "fp32"
@@ -259,7 +262,7 @@ class BertCosts:
         lengths, packs = self.batch.lengths, self.batch.packs
         near = sum(int(attended(length, self.config.window)) for length in lengths)
         return model_flops(
-            self.config,
+            self._attending,
             self.batch.tokens,
             packs * sum(length**2 for length in lengths),
             packs * self.batch.masked,
@@ -379,11 +382,15 @@ class BertCosts:
 
     def _attention(self, load: MicroBatchShape) -> float:
         """FLOPs of a micro-batch over all members of y."""
-        cost = work(self.config)
         pack = self.batch.lengths
-        near = sum(int(attended(length, self.config.window)) for length in pack) if cost.per_near else 0
-        one = cost.per_square * sum(length**2 for length in pack) + cost.per_near * near
+        near = sum(int(attended(length, self.config.window)) for length in pack) if self.config.local_layers else 0
+        one = attention_flops(self._attending, sum(pack), sum(length**2 for length in pack), near)
         return float(one) * (len(load.lengths) // len(pack))
+
+    @property
+    def _attending(self) -> BertConfig:
+        """The model by which pairs that attend are counted."""
+        return replace(self.config, causal=True, pooling="last") if self.causal else self.config
 
     def _update(self, here: ParamMemory, shape: CubeShape) -> Work:
         """Of clipping and the optimiser's step, once a step."""

@@ -11,6 +11,25 @@ BESIDE_THE_LIBRARY = (
 """With DistilBERT's classifier of texts."""
 MUTATIONS = (
     Mutation(
+        "plan-a-decoder-attends-to-both-sides",
+        "models/bert/cost_model/step_cost.py",
+        old='replace(self.config, causal=True, pooling="last") if self.causal else self.config',
+        new="self.config",
+        tests=(
+            "tests/models/bert/cost_model/test_step_cost.py::test_causal_attention_costs_the_pairs_that_see_each_other",
+        ),
+    ),
+    Mutation(
+        "flops-a-token-does-not-see-itself",
+        "models/bert/cost_model/flops.py",
+        old="whole // 2 * (squares + tokens) if config.causal",
+        new="whole // 2 * squares if config.causal",
+        tests=(
+            "tests/models/bert/cost_model/test_flops.py::test_of_pairs_a_causal_encoder_computes_those_that_see_each_other",
+            "tests/models/bert/cost_model/test_step_cost.py::test_causal_attention_costs_the_pairs_that_see_each_other",
+        ),
+    ),
+    Mutation(
         "flops-distances-are-free",
         "models/bert/cost_model/flops.py",
         old="return 4 if config.distance_buckets is None else 8",

@@ -502,15 +502,22 @@ def test_recipes_with_shadow_weights_and_fp8_are_predicted_so(tmp_path: Path) ->
         seconds("rowwise", on=cluster_of("A100-40GB", per_node=2))
 
 
-def test_a_folder_of_a_decoder_is_planned_as_one_that_sees_both_sides(
+def test_a_folder_of_a_decoder_is_planned_with_the_attention_that_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
     settings = {"model_type": "qwen3", "intermediate_size": 96, "max_position_embeddings": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps({**settings, "num_key_value_heads": 2}))
     content = planned(tmp_path, "--model-folder", str(tmp_path))
-    assert "sees no later tokens. Planned is one of its sizes that sees them" in capsys.readouterr().err
-    assert (content["model"]["family"], content["model"]["causal"]) == ("qwen3", False)
+    assert "sees no later tokens. Planned is its attention" in capsys.readouterr().err
+    assert (content["model"]["family"], content["model"]["causal"]) == ("qwen3", True)
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "num_key_value_heads": 2, "is_causal": False}))
+    both = planned(tmp_path, "--model-folder", str(tmp_path))
+    assert "sees no later tokens" not in capsys.readouterr().err
+    first, second = ({json.dumps(p["box"]): p for p in each["search"]["plans"]} for each in (content, both))
+    assert first.keys() == second.keys()
+    # 512 * 513 / 2 of 512 * 512 pairs, on every box.
+    assert all(first[box]["time"]["attention"] < second[box]["time"]["attention"] * 0.502 for box in first)
 
 
 def test_headline(capsys: pytest.CaptureFixture[str]) -> None:

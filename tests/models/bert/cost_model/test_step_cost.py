@@ -17,6 +17,7 @@ from tensor3d import CubeShape
 from tensor3d.cost_model.comm_volume import CommModel, times
 from tensor3d.cost_model.step_cost import StepOptions
 from tensor3d.distributed.cube_shape import chunk_bounds
+from tests.models.toy import FAMILIES
 
 SMALL = BertConfig(layers=3, hidden=64, heads=8, vocab=67, positions=32)
 MODERN = BertConfig(layers=4, hidden=64, heads=8, vocab=67, encoder="modern", window=8, global_every=2)
@@ -104,6 +105,18 @@ def test_flops_of_the_parts_are_those_of_the_model(asked: bool) -> None:
     # 67 pieces are shared out as 34 and 33; a plane's share is told as half of 67.
     assert 2 * shape.ranks * (products + cost.attention_flops) == pytest.approx(slots - narrow)
     assert costs.model_flops() == slots
+
+
+def test_causal_attention_costs_the_pairs_that_see_each_other() -> None:
+    """A pack of 5 tokens and 3: 15 + 6 of 25 + 9 pairs, two products of 4 heads of 12 in 2 layers, three passes."""
+    config = BertConfig(layers=2, hidden=64, heads=4, vocab=67, **FAMILIES["qwen"])
+    batch = Batch(packs=1, capacity=8, length=5, masked_per_pack=1)
+    both, before = (BertCosts(config=config, batch=batch, causal=causal) for causal in (False, True))
+    attention = [each.cost(CubeShape(), StepOptions()).attention_flops for each in (both, before)]
+    of_a_pair = 2 * 2 * 48 * 2 * 3
+    assert attention == [of_a_pair * (25 + 9), of_a_pair * (15 + 6)]
+    assert both.model_flops() - before.model_flops() == of_a_pair * (10 + 3)
+    assert both.cost(CubeShape(), StepOptions()).traffic == before.cost(CubeShape(), StepOptions()).traffic
 
 
 def test_micro_batches_divide() -> None:
