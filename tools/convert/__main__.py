@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,7 @@ from tools.corpus.tokenizers.model_dir import (
 from tools.corpus.tokenizers.tokenizer_json import JsonTokenizer
 from tools.predict.sentence_folder import MODULES, sentence_files, sentence_settings
 from tools.squad.windows import FACTS, AnswerSettings
+from tools.tagging.windows import FACTS as OF_TAGS
 from tools.training.metrics import table
 
 # --- The folder that a conversion writes: it appears whole or not at all ----------------------------------------------
@@ -187,7 +189,6 @@ def files_beside(folder: Path) -> list[str]:
 Head = Literal[
     "pooler", "masked_lm", "next_sentence", "prediction_head", "classifier", "answers", "tags", "replaced_tokens"
 ]
-_HEADS = ("pooler", "masked_lm", "next_sentence")  # that pre-training or fine-tuning may want
 _SHOWN = 8
 """Names in a row of the report."""
 
@@ -335,13 +336,19 @@ def _describe(draft: Path, weights: WeightSource, heads: tuple[str, ...]) -> Non
     )
 
 
+def _wanted_heads(config: BertConfig) -> list[str]:
+    """Those that pre-training or classes of texts would want of the family."""
+    wanted = [] if config.before_classifier is None else [config.before_classifier]
+    wanted += [] if config.causal else ["masked_lm"]
+    return wanted + ["next_sentence"] * config.traits.next_sentence
+
+
 def _report(command: FromHuggingFace, weights: WeightSource, filled: LoadReport, model: EncoderWithHeads) -> str:
     config, tokenizer = weights.config, tokenizer_of(command.output)
     read = find_tokenizer(command.source).in_words()
     numbers = sum(parameter.numel() for parameter in model.parameters())
     task = "classify" if tokenizer.before or "classifier" in filled.found else "embed"
-    heads = [head for head in _HEADS if head != "masked_lm" or not config.causal]
-    lacking = [head for head in heads if head not in filled.found]
+    lacking = [head for head in _wanted_heads(config) if head not in filled.found]
     unread = tokenizer.unread if isinstance(tokenizer, JsonTokenizer) else []
     buffers, files = buffers_in(command.source), files_beside(command.source)
     rows = [
@@ -446,8 +453,11 @@ class ToHuggingFace(CubeCommand):
                 rows.append(
                     ("note", f"thresholds of the labels stay here, as the library has no place for them: {told}")
                 )
-            if "answers" in (weights.heads if self.heads is None else self.heads) and FACTS in weights.facts:
+            heads = weights.heads if self.heads is None else self.heads
+            if "answers" in heads and FACTS in weights.facts:
                 rows.append(("note", _of_answers(AnswerSettings.from_facts(weights.facts))))
+            elif not {"classifier", "tags"}.isdisjoint(heads) and (told := _of_lengths(weights, self.output)):
+                rows.append(("note", told))
             if sizes := weights.facts.get("sizes"):
                 rows.append(("note", f"vectors have learnt to be cut after {sizes} numbers, which stays here, too"))
             print("\n".join(table([*rows, ("written", str(self.output))])))
@@ -473,6 +483,20 @@ def _of_answers(settings: AnswerSettings) -> str:
     if settings.no_answer:
         told += f", and no answer above a threshold of {settings.null_threshold:g}"
     return f"{told}: these stay here, as the library has no place for them; give its pipeline the same"
+
+
+def _of_lengths(weights: WeightSource, written: Path) -> str | None:
+    """What a config.json cannot say of how many tokens of a text a classifier reads. None: the model's positions, or
+    the tokenizer that was written says it."""
+    most, tag = weights.facts.get("max_length"), weights.facts.get(OF_TAGS)
+    settings = written / "tokenizer_config.json"
+    limit = json.loads(settings.read_bytes()).get("model_max_length") if settings.is_file() else None
+    if most is None or most >= weights.config.positions or (limit is not None and limit <= most):
+        return None
+    told = f"at most {most} tokens of a text or pair"
+    if tag is not None:
+        told = f"windows of {most} tokens that begin every {tag['stride']}"
+    return f"{told}: these stay here, as the library has no place for them; give its tokenizer or pipeline the same"
 
 
 def _type_of(weights: WeightSource) -> DType:

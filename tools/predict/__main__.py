@@ -191,7 +191,8 @@ class PredictCommand(CubeCommand):
             )
             opened: list[tuple[Source, ResultWriter]] = []
             run_on_rank0(cube, lambda: opened.append(self._open(files, predictor, cube)))
-            source, written = (opened[0][0], OutputProgress(opened[0][1])) if opened else (None, OutputProgress(None))
+            source, output = opened[0] if opened else (None, None)
+            written = OutputProgress(output, "standard output" if self.output is None else str(self.output.absolute()))
             tally = StreamStats(predictor, is_shown=cube.rank == 0 and (self.progress or sys.stderr.isatty()))
             with tally.bar, loaded_objects_left_alone():
                 for block in blocks_of(source, written, cube):

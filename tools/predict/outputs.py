@@ -155,10 +155,14 @@ def _error_of(result: Result | InputProblem) -> str:
 
 
 class OutputProgress:
-    """The output of the first rank; on others, nothing. What goes wrong waits until all ranks can hear of it."""
+    """The output of the first rank; on others, nothing. What goes wrong waits until all ranks can hear of it.
 
-    def __init__(self, output: ResultWriter | None) -> None:
-        self._output = output
+    Args:
+        name: what is written, for messages: a system that has no more room does not say of what.
+    """
+
+    def __init__(self, output: ResultWriter | None, name: str) -> None:
+        self._output, self._name = output, name
         self._problem: OSError | None = None
         self.is_closed = False
         """Whether its reader has gone, as `head` does."""
@@ -170,9 +174,10 @@ class OutputProgress:
         self._try(lambda output: output.close())
 
     def is_over(self) -> bool:
-        """Whether nobody reads any more. Raises OSError where something could not be written."""
+        """Whether nobody reads any more. Raises ValueError where something could not be written."""
         if self._problem is not None:
-            raise self._problem
+            reason = self._problem.strerror or self._problem
+            raise ValueError(f"{self._name} cannot be written: {reason}. Make room, or write the results elsewhere.")
         return self.is_closed
 
     def _try(self, action: Callable[[ResultWriter], None]) -> None:

@@ -117,14 +117,16 @@ class _Plan:
                 raise ValueError(f"{folder} has a {name} already, which is not overwritten. Name another folder.")
         parts = frozenset(parts_of(model, self.config))
         self._kind = ARCHITECTURES[self.config.family]
-        self.heads = _chosen(parts & frozenset(HEADS), heads, self._kind)
-        if self._kind.scores and "classifier" in self.heads and self.config.before_classifier is not None:
+        present = parts & frozenset(HEADS)
+        lost = frozenset({"classifier"} if self._kind.scores and self.config.before_classifier is not None else ())
+        if lost & present & (present if heads is None else frozenset(heads)):
             raise ValueError(
-                f"the library's {self._kind.class_of(self.heads)} is a linear without a bias of the last token that is "
+                f"the library's {self._kind.class_of(lost)} is a linear without a bias of the last token that is "
                 f'no padding (pooling="score"). This model has pooling="{self.config.pooling}", and a dense layer '
                 "(pooler) before it, for which there is no place. Fine-tune it from a Hugging Face folder, whose "
                 "new classifiers are as the library's."
             )
+        self.heads = _chosen(present, heads, self._kind, lost)
         self._left_out = sorted(parts - self.heads) if heads is None else []
         self.architecture = self._kind.class_of(self.heads)
         self.parameters = {
@@ -307,17 +309,19 @@ def _check_encoder(config: BertConfig) -> None:
         )
 
 
-def _chosen(present: frozenset[str], heads: Collection[str] | None, kind: Architecture) -> frozenset[str]:
-    """The heads to write. Older files have a pooler beside heads that do not use it, and no class has them together;
-    after pre-training here there is a head for next sentences, which few have."""
+def _chosen(
+    present: frozenset[str], heads: Collection[str] | None, kind: Architecture, lost: frozenset[str]
+) -> frozenset[str]:
+    """The heads to write; messages advise none that are `lost`. Older files have a pooler beside heads that do not use
+    it, and no class has them together; after pre-training here there is a head for next sentences, which few have."""
     chosen = present if heads is None else frozenset(heads)
-    if lost := sorted(chosen - present):
-        raise ValueError(f"the model has no head {lost[0]!r}. It has {_told(present)}.")
+    if strange := sorted(chosen - present):
+        raise ValueError(f"the model has no head {strange[0]!r}. It has {_told(present)}.")
     for spare in ("next_sentence", "pooler", "prediction_head"):
         if heads is None and chosen not in kind.heads and (spare == "pooler" or not FAMILIES[kind.name].next_sentence):
             chosen = chosen - {spare}
     if chosen not in kind.heads:
-        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads and each <= present)
+        known = "; ".join(_told(each) for each in CLASSES if each in kind.heads and each <= present - lost)
         raise ValueError(
             f"no {kind.title} of the library has exactly the heads {_told(chosen)}. Export one of: {known}."
         )

@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "a-dense-layer-is-lost-on-the-way-out",
         "models/bert/huggingface/export.py",
-        old='"classifier" in self.heads and self.config.before_classifier is not None:',
-        new='"classifier" in self.heads and self.config.pooling == "cls":',
+        old="self._kind.scores and self.config.before_classifier is not None else",
+        new='self._kind.scores and self.config.pooling == "cls" else',
         tests=(
             "tests/models/bert/huggingface/test_scores.py::test_what_the_library_cannot_compute_is_refused_or_told",
         ),

@@ -377,7 +377,9 @@ def test_a_modernbert_learns_from_its_language_models_head_and_goes_back(
     assert (
         "loaded: encoder, prediction_head; not in the folder, so as initialised: classifier" in capsys.readouterr().err
     )
+    capsys.readouterr()
     assert convert(["to-hf", str(tmp_path / "run/seed-0"), str(tmp_path / "back")]) == 0
+    assert "at most 32 tokens of a text or pair: these stay here" in capsys.readouterr().out
     kind = transformers.ModernBertForSequenceClassification
     model, told = kind.from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not any(told.values()), told

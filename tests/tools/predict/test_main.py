@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,7 +20,8 @@ import pytest
 
 from tests.tools.asked import LABELS, MASKED, QUESTIONS, TEXTS, write_models
 from tools.predict.__main__ import main
-from tools.predict.inputs import MOST_LINE, Fields, LineReader, Query, query_of_line
+from tools.predict.inputs import MOST_LINE, Fields, InputProblem, LineReader, Query, query_of_line
+from tools.predict.outputs import JsonOutput, OutputProgress
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -270,6 +272,28 @@ def test_a_reader_that_has_gone_ends_it_quietly(models: Path) -> None:
 
 
 # --- lines ---------------------------------------------------------------------------------------------------------
+
+
+class _Full(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_output_without_room_is_named(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system does not say of what there is no more room."""
+    written = OutputProgress(JsonOutput(_Full()), "results.npy")  # type: ignore[arg-type]
+    written.write([(Query(where="", number=1, first="a"), InputProblem(where="", number=1, error="none"))])
+    with pytest.raises(ValueError, match=r"^results.npy cannot be written: No space left on device\. Make room, or "):
+        written.is_over()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(_Full()))  # type: ignore[type-var]
+        assert main(["classify", str(models / "classes"), "--json", TEXTS[0]]) == 2
+    assert "standard output cannot be written: No space left on device. Make room, or " in capsys.readouterr().err
 
 
 def test_reading_is_never_far_ahead() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def test_vectors_are_those_of_the_library(folder: Path, capsys: pytest.CaptureFi
     for batch in (1, 2):  # with which `bench infer` compares
         np.testing.assert_allclose(VectorLibrary(folder).results(texts, batch), wanted, atol=2e-6)
     ours = there_and_back(folder)
-    assert "python -m tools.finetune embed RECIPE.toml" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "python -m tools.finetune embed RECIPE.toml" in said
+    assert re.search("not there +pooler: fresh", said), "and no head of next sentences, which its family has not"
     for each in (folder, ours, folder.with_name("decoder-back")):
         np.testing.assert_allclose(vectors(each), plain(folder, TEXTS), atol=2e-6)
         np.testing.assert_allclose(vectors(each, prompt_name="query"), plain(folder, TEXTS, PROMPT), atol=2e-6)

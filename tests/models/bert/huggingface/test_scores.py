@@ -125,7 +125,7 @@ def test_there_and_back_with_what_it_is_for(tmp_path: Path, problem: str) -> Non
 def test_what_the_library_cannot_compute_is_refused_or_told(tmp_path: Path) -> None:
     cube = Cube.single()
     dense = BertForSequenceClassification(toy_config(67, **{**SCORED, "pooling": "last", "pad_id": None}), 3, cube)
-    for heads in (None, ("classifier",)):
+    for heads in (None, ("classifier",), ("pooler", "classifier")):
         with pytest.raises(ValueError, match=r'has pooling="last", and a dense layer \(pooler\) before it, for which'):
             export_huggingface(dense, cube, tmp_path, heads=heads)
     some = BertForSequenceClassification(toy_config(67, **{**SCORED, "pad_id": None}), 3, cube)
