@@ -386,7 +386,8 @@ def _input(module: nn.Module, rows: int, cube: Cube) -> torch.Tensor | None:
 def _state(module: nn.Module, rows: int, features: int, face: Face, cube: Cube) -> torch.Tensor:
     """(R/y, features/z) on face z, as from the middle of a model: with a gradient, in the type of the products."""
     height, width = rows // cube.axis(other(face)).size, features // cube.axis(face).size
-    dtype = cube.precision.computed(next(module.parameters()).dtype)
+    parameter = next(module.parameters(), None)  # a norm may have none
+    dtype = cube.precision.computed(torch.get_default_dtype() if parameter is None else parameter.dtype)
     return torch.zeros(height, width, dtype=dtype, device=cube.device, requires_grad=True)
 
 

@@ -17,7 +17,7 @@ from tensor3d.layers.dropout import check_dropout
 from tensor3d.layers.norm_kernels import (
     add_and_norm,
     combined_moments,
-    gain_of,
+    gain_for,
     local_moments,
     normalised,
     rms_norm,
@@ -44,18 +44,30 @@ class LayerNorm3D(nn.Module):
         hidden: H, divides by the face's axis.
         eps: added to the variance.
         bias: whether there is one beside the gain.
+        zero_centered: the weight begins at 0, and 1 + weight is what multiplies (Nemotron's).
+        elementwise_affine: False leaves weight and bias out, as in torch (OLMo's).
 
     Raises:
         ValueError: an unknown face, or an H that does not divide.
     """
 
-    def __init__(self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-12, bias: bool = True) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        cube: Cube,
+        face: Face = "z",
+        *,
+        eps: float = 1e-12,
+        bias: bool = True,
+        zero_centered: bool = False,
+        elementwise_affine: bool = True,
+    ) -> None:
         super().__init__()
         check_face(face)
         check_divides("hidden", hidden, cube, face)
-        self.hidden, self.cube, self.face, self.eps = hidden, cube, face, eps
-        self.weight = constant((hidden,), vector(face), cube, 1.0)
-        self.bias = constant((hidden,), vector(face), cube, 0.0) if bias else None
+        self.hidden, self.cube, self.face, self.eps, self.zero_centered = hidden, cube, face, eps, zero_centered
+        self.weight = _weight(hidden, cube, face, zero_centered) if elementwise_affine else None
+        self.bias = constant((hidden,), vector(face), cube, 0.0) if bias and elementwise_affine else None
 
     @out_of_graphs
     def forward(self, x: Tensor, *others: Tensor, dropout: float = 0.0) -> Tensor:
@@ -83,21 +95,30 @@ class LayerNorm3D(nn.Module):
         dropout = dropout if self.training else 0.0
         if self.cube.speed.compile:
             return add_and_norm(
-                (x, *others), self.weight, self.bias, self.cube, self.face, eps=self.eps, dropout=dropout
+                (x, *others),
+                self.weight,
+                self.bias,
+                self.cube,
+                self.face,
+                eps=self.eps,
+                dropout=dropout,
+                zero_centered=self.zero_centered,
             )
         for each in others[:-1]:
             x = x + each
         last = [drop(each, dropout) if dropout else each for each in others[-1:]]
         if self.cube.axis(self.face).size == 1 and _suits_few_operators(x, *last):
-            return _NarrowSumAndNorm.apply(self.weight, self.bias, self.cube, self.face, self.eps, x, *last)
+            return _NarrowSumAndNorm.apply(
+                self.weight, self.bias, self.cube, self.face, self.eps, self.zero_centered, x, *last
+            )
         for each in last:
             x = x + each
         function = _LayerNorm if self.cube.axis(self.face).size > 1 else _LayerNormAlone
-        return function.apply(x, self.weight, self.bias, self.cube, self.face, self.eps)
+        return function.apply(x, self.weight, self.bias, self.cube, self.face, self.eps, self.zero_centered)
 
     def extra_repr(self) -> str:
-        bias = "" if self.bias is not None else ", bias=False"
-        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{bias}"
+        bias = "" if self.bias is not None or self.weight is None else ", bias=False"
+        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{bias}{_gain_repr(self)}"
 
 
 class RMSNorm3D(nn.Module):
@@ -108,16 +129,24 @@ class RMSNorm3D(nn.Module):
     Args:
         zero_centered: the weight begins at 0, and 1 + weight is what multiplies, so that weight decay pulls to 1
             (Gemma's; Megatron-LM calls it `layernorm_zero_centered_gamma`).
+        elementwise_affine: False leaves the weight out.
     """
 
     def __init__(
-        self, hidden: int, cube: Cube, face: Face = "z", *, eps: float = 1e-6, zero_centered: bool = False
+        self,
+        hidden: int,
+        cube: Cube,
+        face: Face = "z",
+        *,
+        eps: float = 1e-6,
+        zero_centered: bool = False,
+        elementwise_affine: bool = True,
     ) -> None:
         super().__init__()
         check_face(face)
         check_divides("hidden", hidden, cube, face)
         self.hidden, self.cube, self.face, self.eps, self.zero_centered = hidden, cube, face, eps, zero_centered
-        self.weight = constant((hidden,), vector(face), cube, 0.0 if zero_centered else 1.0)
+        self.weight = _weight(hidden, cube, face, zero_centered) if elementwise_affine else None
 
     @out_of_graphs
     def forward(self, x: Tensor) -> Tensor:
@@ -131,8 +160,17 @@ class RMSNorm3D(nn.Module):
         return _RMSNorm.apply(x, self.weight, self.cube, self.face, self.eps, self.zero_centered)
 
     def extra_repr(self) -> str:
-        centered = ", zero_centered=True" if self.zero_centered else ""
-        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{centered}"
+        return f"{self.hidden}, {lies(self.hidden, self.face, self.cube)}, eps={self.eps}{_gain_repr(self)}"
+
+
+def _weight(hidden: int, cube: Cube, face: Face, zero_centered: bool) -> nn.Parameter:
+    return constant((hidden,), vector(face), cube, 0.0 if zero_centered else 1.0)
+
+
+def _gain_repr(norm: LayerNorm3D | RMSNorm3D) -> str:
+    if norm.weight is None:
+        return ", elementwise_affine=False"
+    return ", zero_centered=True" if norm.zero_centered else ""
 
 
 def _check_columns(x: Tensor, hidden: int, cube: Cube, face: Face, layer: str) -> None:
@@ -161,7 +199,14 @@ def _check_rows(*addends: Tensor) -> None:
 class _LayerNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        eps: float,
+        zero_centered: bool,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         wide = widened(x)
@@ -170,20 +215,20 @@ class _LayerNorm(Function):
         rstd = (variance + eps).rsqrt()
         normal = normalised(wide, center, offset, rstd)
         ctx.save_for_backward(x, weight, center, offset, rstd)
-        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
-        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
-        result = normal.mul_(local(weight))
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.zero_centered = weight, bias, cube, face, zero_centered
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {x.shape[1] * cube.axis(face).size} columns"
+        result = normal.mul_(gain_for(x, weight, zero_centered))
         return (result if bias is None else result.add_(local(bias))).to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, center, offset, rstd = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy = dy.to(rstd.dtype)
         normal = normalised(x.to(rstd.dtype), center, offset, rstd)
         product = wide_dy * normal
-        gain = local(weight).to(rstd.dtype)
+        gain = gain_for(x, weight, ctx.zero_centered).to(rstd.dtype)
         # sum over columns of g and of g * normal, with g = dy * weight, as two matrix-vector products
         with without_autocast(x.device):  # which would multiply in half precision
             summing = all_reduce(torch.stack([wide_dy @ gain, product @ gain], -1), axis)
@@ -195,7 +240,7 @@ class _LayerNorm(Function):
             cube.ledger.accumulate_grad(ctx.bias, CommHandle(wide_dy.sum(0)), over)
         means = summing.wait() / (x.shape[1] * axis.size)
         dx = (wide_dy * gain).sub_(means[:, :1]).sub_(normal.mul_(means[:, 1:])).mul_(rstd)
-        return dx.to(dy.dtype), None, None, None, None, None
+        return (dx.to(dy.dtype), *[None] * 6)
 
 
 class _LayerNormAlone(Function):
@@ -211,11 +256,19 @@ class _LayerNormAlone(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, cube: Cube, face: Face, eps: float
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        cube: Cube,
+        face: Face,
+        eps: float,
+        zero_centered: bool,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         dtype = torch.promote_types(x.dtype, torch.float32)
-        gain, shift = as_type(local(weight), dtype), None if bias is None else as_type(local(bias), dtype)
+        gain = as_type(gain_for(x, weight, zero_centered), dtype)
+        shift = None if bias is None else as_type(local(bias), dtype)
         if _is_narrow(x):
             result, center, mean, rstd = _normalised_in_parts(x, gain, shift, eps)
         else:
@@ -225,17 +278,18 @@ class _LayerNormAlone(Function):
             if shifted.dtype == x.dtype:  # as large as x, for which nobody has to subtract again
                 x, center = shifted, None
         ctx.save_for_backward(x, weight, center, mean, rstd)
-        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
-        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.zero_centered = weight, bias, cube, face, zero_centered
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {x.shape[1] * cube.axis(face).size} columns"
         return as_type(result, x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, center, mean, rstd = ctx.saved_tensors
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
-        gain, asked = as_type(local(weight), rstd.dtype), [True, needs_weight, needs_bias]
+        gain = as_type(gain_for(x, weight, ctx.zero_centered), rstd.dtype)
+        asked = [True, needs_weight, needs_bias]
         if _is_narrow(x):
             dx, dgain, dshift = _backward_in_parts(dy, x, center, mean, rstd, gain, asked)
         else:
@@ -246,7 +300,7 @@ class _LayerNormAlone(Function):
             ctx.cube.ledger.accumulate_grad(ctx.weight, CommHandle(dgain), over)
         if needs_bias and dshift is not None:
             ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
-        return as_type(dx, dy.dtype), None, None, None, None, None
+        return (as_type(dx, dy.dtype), *[None] * 6)
 
 
 class _NarrowSumAndNorm(Function):
@@ -265,16 +319,18 @@ class _NarrowSumAndNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        weight: nn.Parameter,
+        weight: nn.Parameter | None,
         bias: nn.Parameter | None,
         cube: Cube,
         face: Face,
         eps: float,
+        zero_centered: bool,
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         total, dtype = addends[0], torch.float32
-        gain, shift = as_type(local(weight), dtype), None if bias is None else as_type(local(bias), dtype)
+        gain = as_type(gain_for(total, weight, zero_centered), dtype)
+        shift = None if bias is None else as_type(local(bias), dtype)
         wide = torch.add(*addends, out=torch.empty_like(total, dtype=dtype)) if len(addends) > 1 else total.to(dtype)
         normal, mean, rstd = torch.native_layer_norm(wide, (total.shape[1],), gain, shift, eps)
         if len(addends) > 1:
@@ -283,8 +339,8 @@ class _NarrowSumAndNorm(Function):
         else:
             result = normal.to(total.dtype)
         ctx.save_for_backward(total, weight, mean, rstd)
-        ctx.weight, ctx.bias, ctx.cube, ctx.face = weight, bias, cube, face
-        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.zero_centered = weight, bias, cube, face, zero_centered
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {total.shape[1] * cube.axis(face).size} columns"
         return result
 
     @staticmethod
@@ -293,7 +349,8 @@ class _NarrowSumAndNorm(Function):
         total, weight, mean, rstd = ctx.saved_tensors
         over = ctx.cube.over(*vector(ctx.face).sum_over)
         needs_weight, needs_bias = asked_for(ctx, ctx.weight, ctx.bias)
-        gain, asked = as_type(local(weight), rstd.dtype), [True, needs_weight, needs_bias]
+        gain = as_type(gain_for(total, weight, ctx.zero_centered), rstd.dtype)
+        asked = [True, needs_weight, needs_bias]
         wide, wide_dy = torch.empty_like(total, dtype=rstd.dtype), torch.empty_like(total, dtype=rstd.dtype)
         torch._foreach_copy_([wide, wide_dy], [total, dy])
         dx, dgain, dshift = _BACKWARD(wide_dy, wide, [total.shape[1]], mean, rstd, gain, gain, asked)
@@ -302,7 +359,7 @@ class _NarrowSumAndNorm(Function):
         if needs_bias and dshift is not None:
             ctx.cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
         dx = as_type(dx, dy.dtype)
-        return (*[None] * 5, *[dx] * (len(ctx.needs_input_grad) - 5))
+        return (*[None] * 6, *[dx] * (len(ctx.needs_input_grad) - 6))
 
 
 def _suits_few_operators(*addends: Tensor) -> bool:
@@ -367,7 +424,7 @@ def _backward_of_part(
 class _RMSNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float, zero_centered: bool
+        ctx: Any, x: Tensor, weight: nn.Parameter | None, cube: Cube, face: Face, eps: float, zero_centered: bool
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         axis = cube.axis(face)
@@ -376,8 +433,8 @@ class _RMSNorm(Function):
         rrms = (squares / (x.shape[1] * axis.size) + eps).rsqrt()
         ctx.save_for_backward(x, weight, rrms)
         ctx.weight, ctx.cube, ctx.face, ctx.zero_centered = weight, cube, face, zero_centered
-        ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
-        return (wide * rrms).mul_(gain_of(weight, zero_centered)).to(x.dtype)
+        ctx.result_face, ctx.made = face, f"RMSNorm3D of {x.shape[1] * cube.axis(face).size} columns"
+        return (wide * rrms).mul_(gain_for(x, weight, zero_centered)).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -385,7 +442,7 @@ class _RMSNorm(Function):
         x, weight, rrms = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
         wide_dy, normal = dy.to(rrms.dtype), x.to(rrms.dtype) * rrms
-        product, gain = wide_dy * normal, gain_of(weight, ctx.zero_centered).to(rrms.dtype)
+        product, gain = wide_dy * normal, gain_for(x, weight, ctx.zero_centered).to(rrms.dtype)
         with without_autocast(x.device):
             summing = all_reduce((product @ gain).unsqueeze(1), axis)
         if all(asked_for(ctx, ctx.weight)):

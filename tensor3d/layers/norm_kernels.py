@@ -65,13 +65,14 @@ def normalised(x: Tensor, center: Tensor, offset: Tensor, rstd: Tensor) -> Tenso
 
 def add_and_norm(
     addends: Sequence[Tensor],
-    weight: nn.Parameter,
+    weight: nn.Parameter | None,
     bias: nn.Parameter | None,
     cube: Cube,
     face: Face,
     *,
     eps: float,
     dropout: float = 0.0,
+    zero_centered: bool = False,
 ) -> Tensor:
     """LayerNorm of the sum of `addends`, (M', H') each, the last of them after dropout.
 
@@ -79,25 +80,26 @@ def add_and_norm(
     dropout a byte an element.
     """
     draw = draw_of(addends[-1], dropout, cube.regions) if dropout else None
-    return _AddAndNorm.apply(weight, bias, cube, face, eps, draw, dropout, *addends)
+    return _AddAndNorm.apply(weight, bias, cube, face, eps, draw, dropout, zero_centered, *addends)
 
 
 class _AddAndNorm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        weight: nn.Parameter,
+        weight: nn.Parameter | None,
         bias: nn.Parameter | None,
         cube: Cube,
         face: Face,
         eps: float,
         draw: Tensor | None,
         dropout: float,
+        zero_centered: bool,
         *addends: Tensor,
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
         axis, scale = cube.axis(face), None if draw is None else scale_of(dropout, addends[-1], cube.regions)
-        gain, shift = local(weight), None if bias is None else local(bias)
+        gain, shift = gain_for(addends[0], weight, zero_centered), None if bias is None else local(bias)
         if axis.size == 1:
             total, kept, result, *rows = cube.regions(norm_alone, draw, scale, gain, shift, eps, *addends)
         else:
@@ -108,7 +110,8 @@ class _AddAndNorm(Function):
         total = addends[0] if total is None else total
         ctx.save_for_backward(total, weight, draw if kept is None else kept, *rows)
         ctx.weight, ctx.bias, ctx.cube, ctx.face, ctx.dropout = weight, bias, cube, face, dropout
-        ctx.result_face, ctx.made = face, f"LayerNorm3D of {weight.shape[0]} columns"
+        ctx.zero_centered = zero_centered
+        ctx.result_face, ctx.made = face, f"LayerNorm3D of {total.shape[1] * axis.size} columns"
         return result
 
     @staticmethod
@@ -116,7 +119,7 @@ class _AddAndNorm(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, kept, *rows = ctx.saved_tensors
         cube, axis, over = ctx.cube, ctx.cube.axis(ctx.face), ctx.cube.over(*vector(ctx.face).sum_over)
-        inputs = (dy, total, *rows, local(weight))
+        inputs = (dy, total, *rows, gain_for(total, weight, ctx.zero_centered))
         scale = None if kept is None else scale_of(ctx.dropout, dy, cube.regions)
         if axis.size == 1:
             dx, ddropped, dgain, dshift = cube.regions(norm_alone_backward, *inputs, kept, scale)
@@ -130,8 +133,8 @@ class _AddAndNorm(Function):
             cube.ledger.accumulate_grad(ctx.bias, CommHandle(dshift), over)
         if axis.size > 1:
             dx, ddropped = cube.regions(norm_input, *inputs, summing.wait(), axis.size, kept, scale)
-        addends = len(ctx.needs_input_grad) - 7
-        return (*[None] * 7, *[dx] * (addends - 1), dx if ddropped is None else ddropped)
+        addends = len(ctx.needs_input_grad) - 8
+        return (*[None] * 8, *[dx] * (addends - 1), dx if ddropped is None else ddropped)
 
 
 # --- regions --------------------------------------------------------------------------------------------------------
@@ -252,8 +255,15 @@ def gain_of(weight: Tensor, zero_centered: bool) -> Tensor:
     return widened(local(weight)) + 1 if zero_centered else local(weight)
 
 
+def gain_for(x: Tensor, weight: Tensor | None, zero_centered: bool) -> Tensor:
+    """The gain of x (M', H'), (H',): `gain_of`, and of a norm without a weight 1."""
+    if weight is None:
+        return torch.ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    return gain_of(weight, zero_centered)
+
+
 def rms_norm(
-    x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, *, eps: float, zero_centered: bool = False
+    x: Tensor, weight: nn.Parameter | None, cube: Cube, face: Face, *, eps: float, zero_centered: bool = False
 ) -> Tensor:
     """RMSNorm of (M', H'). Sends and saves what `RMSNorm3D` does."""
     return _RMSNormByRegions.apply(x, weight, cube, face, eps, zero_centered)
@@ -262,10 +272,10 @@ def rms_norm(
 class _RMSNormByRegions(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: nn.Parameter, cube: Cube, face: Face, eps: float, zero_centered: bool
+        ctx: Any, x: Tensor, weight: nn.Parameter | None, cube: Cube, face: Face, eps: float, zero_centered: bool
     ) -> Tensor:
         cube.ledger.forget_failed_passes()
-        axis, gain = cube.axis(face), gain_of(weight, zero_centered)
+        axis, gain = cube.axis(face), gain_for(x, weight, zero_centered)
         if axis.size == 1:
             result, rrms = cube.regions(rms_alone, x, gain, eps)
         else:
@@ -273,7 +283,7 @@ class _RMSNormByRegions(Function):
             result, rrms = cube.regions(rms_by, x, squares, gain, eps, axis.size)
         ctx.save_for_backward(x, weight, rrms)
         ctx.weight, ctx.cube, ctx.face, ctx.zero_centered = weight, cube, face, zero_centered
-        ctx.result_face, ctx.made = face, f"RMSNorm3D of {weight.shape[0]} columns"
+        ctx.result_face, ctx.made = face, f"RMSNorm3D of {x.shape[1] * axis.size} columns"
         return result
 
     @staticmethod
@@ -281,7 +291,7 @@ class _RMSNormByRegions(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rrms = ctx.saved_tensors
         cube, axis = ctx.cube, ctx.cube.axis(ctx.face)
-        inputs = (dy, x, rrms, gain_of(weight, ctx.zero_centered))
+        inputs = (dy, x, rrms, gain_for(x, weight, ctx.zero_centered))
         if axis.size == 1:
             dx, dgain = cube.regions(rms_alone_backward, *inputs)
         else:

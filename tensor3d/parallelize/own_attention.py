@@ -29,9 +29,10 @@ from tensor3d.parallelize.module_copy import (
     take_hooks,
     untracked_modules,
 )
-from tensor3d.parallelize.parallel_rule import ParallelRule, Replicated, check_forward
+from tensor3d.parallelize.parallel_rule import Keep, ParallelRule, Replicated, check_forward
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.parallelize.torch_layer_rules import Dropout, Linear, Norm, with_settings
+from tensor3d.parallelize.trials import columns_of
 from tensor3d.parallelize.wrapped_module import LocalModule3D, on_cube
 from tensor3d.sharding.activation_layout import check_activation, check_divides, in_batch
 from tensor3d.sharding.fused_rows import to_fused_rows
@@ -328,8 +329,9 @@ def own_mlp(output: str, fused: Mapping[str, int] | None = None, shares: tuple[s
 
 def norm_of_heads(norm: nn.Module, widths: set[int]) -> ParallelRule:
     """The rule for a norm between projections of `widths` columns and attention: over all columns, or of each head."""
-    over_all = norm.get_parameter("weight").numel() in widths
-    return Norm(face="y") if over_all else Replicated(sum_over=("data", "x", "y", "z"))
+    if columns_of(norm) in widths:
+        return Norm(face="y")
+    return Replicated(sum_over=("data", "x", "y", "z")) if any(True for _ in norm.parameters()) else Keep()
 
 
 def _first_argument(module: nn.Module) -> str:

@@ -4,7 +4,7 @@ rule                          for                                   reads       
 linear(face)                  nn.Linear                             face             the other face
 linear(face, turn=True)       the same, after a turn                the other face   the other face
 projection()                  nn.Linear to a vocabulary             z (turn: y)      logits on face y
-norm(face)                    nn.LayerNorm, nn.RMSNorm, *RMSNorm    face             the same
+norm(face)                    what computes a LayerNorm or RMSNorm  face             the same
 embedding(), table()          nn.Embedding                          ids of a plane   z
 head(face)                    nn.Linear to a handful of outputs     face             copies over the face's axis
 attention(rows)               nn.MultiheadAttention                 z                z

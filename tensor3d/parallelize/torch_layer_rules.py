@@ -19,6 +19,7 @@ from tensor3d.layers.linear import Linear3D, Projection3D
 from tensor3d.layers.norm import LayerNorm3D, RMSNorm3D
 from tensor3d.parallelize.module_copy import ModuleBuilder
 from tensor3d.parallelize.parallel_rule import ParallelRule
+from tensor3d.parallelize.trials import NormFormula, embedding_scale, norm_formula
 from tensor3d.parallelize.wrapped_module import ReplicatedModule3D
 from tensor3d.sharding.activation_layout import Face, check_face, in_batch, lies, other
 from tensor3d.sharding.param_layout import Layout, copies, matrix, narrow, table, vector
@@ -215,35 +216,78 @@ class Head(OnFace):
 
 @dataclass(frozen=True)
 class Norm(OnFace):
-    """nn.LayerNorm (with or without bias), nn.RMSNorm and classes named *RMSNorm, over the columns of `face`."""
+    """A norm over the columns of `face`: nn.LayerNorm, nn.RMSNorm, and modules of others that compute what these do.
+
+    Those are tried on numbers: x / sqrt(mean(x^2) + eps), of x or of x less its mean, times weight, or 1 + weight, or
+    nothing, and with a mean perhaps plus a bias. `columns`: of one that has no weight and does not say them itself.
+    """
+
+    columns: int | None = None
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
-        if not isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and type(module).__name__.endswith("RMSNorm"):
-            check_parameter_names(module, name, self)
-        else:
-            check_type(module, name, self, (nn.LayerNorm, nn.RMSNorm))
-        weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
-        if weight.dim() != 1:
+        formula, bias = self._formula(module, name), getattr(module, "bias", None)
+        columns = formula.columns or self.columns
+        if columns is None or columns != (self.columns or columns):
             raise ValueError(
-                f"{self} normalises over columns, with a weight of one dim. {name!r} has one of {tuple(weight.shape)}."
+                f"{self} needs the columns that {name!r} ({type(module).__name__}) normalises over, which that "
+                f"{'does not say' if columns is None else f'says to be {formula.columns}'}. Say "
+                f'rules.norm("{self.face}", columns={formula.columns or "H"}).'
             )
-        layer: nn.Module
+        make = partial(LayerNorm3D, bias=bias is not None) if formula.centered else RMSNorm3D
         with workshop.cube.skip_init():
-            if isinstance(module, nn.LayerNorm):
-                has_bias = bias is not None
-                layer = LayerNorm3D(len(weight), workshop.cube, self.face, eps=module.eps, bias=has_bias)
-            else:
-                eps = check_rms(module, name, weight)
-                layer = RMSNorm3D(len(weight), workshop.cube, self.face, eps=eps)
+            layer = make(
+                columns,
+                workshop.cube,
+                self.face,
+                eps=formula.eps,
+                zero_centered=formula.gain == "1 + weight",
+                elementwise_affine=formula.gain != "none",
+            )
+        if formula.gain == "none":
+            return with_settings(layer, module).train(module.training)
         return filled(layer, module, workshop, vector(self.face), vector(self.face))
+
+    def _formula(self, module: nn.Module, name: str) -> NormFormula:
+        """What the module computes: of torch's own code that is known.
+
+        Raises:
+            ValueError: it is no norm over columns.
+        """
+        types = (nn.LayerNorm, nn.RMSNorm)
+        weight = getattr(module, "weight", None)
+        if isinstance(module, types) and runs_code_of(module, types) and isinstance(weight, Tensor):
+            check_parameter_names(module, name, self)
+            if weight.dim() != 1:
+                shape = tuple(weight.shape)
+                raise ValueError(
+                    f"{self} normalises over columns, with a weight of one dim. {name!r} has one of {shape}."
+                )
+            eps = module.eps  # without one, torch takes that of its arithmetic
+            eps = torch.finfo(torch.promote_types(weight.dtype, torch.float32)).eps if eps is None else eps
+            return NormFormula(centered=isinstance(module, nn.LayerNorm), gain="weight", eps=eps, columns=len(weight))
+        found = norm_formula(module)
+        if found is None:
+            foreign = mixes(module) or not isinstance(weight, Tensor) or weight.dim() != 1
+            if isinstance(module, types) or foreign or "forward" in vars(module):
+                check_type(module, name, self, types)
+            check_parameter_names(module, name, self)
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) computes something else than x / sqrt(mean(x^2) + eps), of x or "
+                "of x less its mean, times weight or 1 + weight: tried on numbers, it is no norm that a cube has. Say "
+                "with rules.replace(build) what takes its place."
+            )
+        return found
 
 
 @dataclass(frozen=True)
 class Embedding(ParallelRule):
-    """nn.Embedding as an `Embedding3D`. The row of `padding_idx` gets no gradient from lookups, as in torch."""
+    """nn.Embedding as an `Embedding3D`. The row of `padding_idx` gets no gradient from lookups, as in torch.
+
+    A class of one's own may multiply the rows by a number behind that: it is tried on ids.
+    """
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
-        return embedding(self, module, name, workshop, Embedding3D, PaddedEmbedding3D, matrix("z"))
+        return embedding(self, module, name, workshop, _EMBEDDINGS, matrix("z"))
 
 
 @dataclass(frozen=True)
@@ -251,7 +295,7 @@ class Table(ParallelRule):
     """nn.Embedding with few rows (positions, token types) as a `LookupEmbedding3D`."""
 
     def build(self, module: nn.Module, name: str, workshop: ModuleBuilder) -> nn.Module:
-        return embedding(self, module, name, workshop, LookupEmbedding3D, PaddedTableEmbedding3D, table("z"))
+        return embedding(self, module, name, workshop, _TABLES, table("z"))
 
 
 @dataclass(frozen=True)
@@ -292,16 +336,20 @@ def embedding(
     module: nn.Module,
     name: str,
     workshop: ModuleBuilder,
-    plain: Callable[[int, int, Cube], nn.Module],
-    padded: Callable[[int, int, Cube, int], nn.Module],
+    makers: tuple[Callable[..., nn.Module], ...],
     layout: Layout,
 ) -> nn.Module:
-    """The layer for an nn.Embedding, without or with a row for padding.
+    """The layer for an nn.Embedding, of the `makers` for one without and with a row for padding, each unscaled, scaled.
 
     Raises:
         ValueError: another module, or an option that the 3-D ones do not have.
     """
-    check_type(module, name, rule, (nn.Embedding,))
+    scale: float | None = None
+    if isinstance(module, nn.Embedding) and not runs_code_of(module, (nn.Embedding,)):
+        scale = embedding_scale(module)
+        check_parameter_names(module, name, rule)
+    if scale is None:
+        check_type(module, name, rule, (nn.Embedding,))
     assert isinstance(module, nn.Embedding)
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(module, option):
@@ -310,35 +358,12 @@ def embedding(
                 "original without it."
             )
     rows, hidden, padding, cube = *module.weight.shape, module.padding_idx, workshop.cube
+    make = makers[2 * (padding is not None) + (scale is not None)]
     with cube.skip_init():
-        layer = plain(rows, hidden, cube) if padding is None else padded(rows, hidden, cube, padding)
+        layer = make(rows, hidden, cube, *(each for each in (scale, padding) if each is not None))
+    for each, buffer in module.named_buffers():
+        layer.register_buffer(each, workshop.buffer(buffer), persistent=each not in module._non_persistent_buffers_set)
     return filled(layer, module, workshop, layout)
-
-
-def check_rms(module: nn.Module, name: str, weight: Tensor) -> float:
-    """The eps of an RMSNorm. Raises ValueError where it cannot be found, or the module computes something else.
-
-    Classes of that name differ (some multiply by 1 + weight), so the module is asked for rows of it: two of common
-    size, and two so small that eps decides.
-    """
-    names = [each for each in ("eps", "variance_epsilon", "epsilon") if hasattr(module, each)]
-    if not names:
-        raise ValueError(f"{name!r} ({type(module).__name__}) has no attribute eps. Use rules.replace(build).")
-    eps = getattr(module, names[0])
-    computed_in = torch.promote_types(weight.dtype, torch.float32)
-    eps = torch.finfo(computed_in).eps if eps is None else float(eps)  # without one, torch takes that of its arithmetic
-    rows = torch.linspace(-2, 3, 2 * len(weight), dtype=weight.dtype, device=weight.device).view(2, -1)
-    rows = torch.cat([rows, 1e-3 * rows])
-    with torch.no_grad():
-        wide = rows.to(computed_in)
-        wanted = wide * (wide.square().mean(1, keepdim=True) + eps).rsqrt() * weight
-        got = module.forward(rows).to(wanted.dtype)  # without its hooks, which are for rows of the user's
-    if not torch.allclose(got, wanted, rtol=0.02 if weight.dtype.itemsize < 4 else 1e-4, atol=1e-6):
-        raise ValueError(
-            f"{name!r} ({type(module).__name__}) computes something else than x / sqrt(mean(x^2) + {eps:g}) * weight. "
-            "Say with rules.replace(build) what takes its place."
-        )
-    return eps
 
 
 class TurnedLinear3D(Linear3D):
@@ -404,3 +429,42 @@ class PaddedEmbedding3D(_WithPadding, Embedding3D):
 
 class PaddedTableEmbedding3D(_WithPadding, LookupEmbedding3D):  # type: ignore[misc]
     """A `LookupEmbedding3D` with a row for padding."""
+
+
+class _WithScale:
+    """An embedding whose rows are multiplied by a number behind the table, as Gemma's by the root of their width."""
+
+    def __init__(self, rows: int, hidden: int, cube: Cube, scale: float, *padding: int) -> None:
+        super().__init__(rows, hidden, cube, *padding)  # type: ignore[call-arg]
+        self.scale = scale
+
+    def forward(self, ids: Tensor, **vouched: Any) -> Tensor:
+        """As of the embedding without a scale."""
+        if ids.dim() == 2:
+            return in_batch(partial(self.forward, **vouched), ids, type(self).__name__)
+        found: Tensor = super().forward(ids, **vouched)  # type: ignore[misc]
+        return found * self.scale
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scale={self.scale:g}"  # type: ignore[misc]
+
+
+class ScaledEmbedding3D(_WithScale, Embedding3D):
+    """An `Embedding3D` with a scale."""
+
+
+class ScaledPaddedEmbedding3D(_WithScale, PaddedEmbedding3D):
+    """One with a scale and a row for padding."""
+
+
+class ScaledTableEmbedding3D(_WithScale, LookupEmbedding3D):  # type: ignore[misc]
+    """A `LookupEmbedding3D` with a scale."""
+
+
+class ScaledPaddedTableEmbedding3D(_WithScale, PaddedTableEmbedding3D):  # type: ignore[misc]
+    """One with a scale and a row for padding."""
+
+
+# Without and with a row for padding, each unscaled and scaled.
+_EMBEDDINGS = (Embedding3D, ScaledEmbedding3D, PaddedEmbedding3D, ScaledPaddedEmbedding3D)
+_TABLES = (LookupEmbedding3D, ScaledTableEmbedding3D, PaddedTableEmbedding3D, ScaledPaddedTableEmbedding3D)

@@ -26,9 +26,14 @@ class Chain(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-class OnePlusRMSNorm(TinyRMSNorm):
+class WithInputRMSNorm(TinyRMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return super().forward(x) + x
+
+
+class BareNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
 class OwnLinear(nn.Linear):
@@ -106,17 +111,22 @@ CASES: dict[str, Case] = {
         {"0": Z},
         "'0' .* holds bias, parametrizations.weight.original0, .*Remove its parametrization",
     ),
-    "a norm without weight": (
-        lambda: nn.Sequential(nn.LayerNorm(4, elementwise_affine=False)),
+    "a norm without weight, of no known columns": (
+        lambda: nn.Sequential(BareNorm()),
         {"0": rules.norm("z")},
-        "'0' .* holds none.*elementwise_affine=True",
+        r"needs the columns that '0' \(BareNorm\) normalises over.*does not say.*columns=H",
+    ),
+    "a norm of other columns": (
+        lambda: nn.Sequential(nn.LayerNorm(4, elementwise_affine=False)),
+        {"0": rules.norm("z", columns=8)},
+        "says to be 4",
     ),
     "a norm over two dims": (
         lambda: nn.Sequential(nn.LayerNorm((4, 4))),
         {"0": rules.norm("z")},
         r"weight of one dim. '0' has one of \(4, 4\)",
     ),
-    "an RMSNorm that is none": (lambda: OnePlusRMSNorm(4), {"": rules.norm("z")}, "computes something else.*replace"),
+    "an RMSNorm that is none": (lambda: WithInputRMSNorm(4), {"": rules.norm("z")}, "computes something else.*replace"),
     "an embedding with max_norm": (
         lambda: nn.Embedding(4, 4, max_norm=1.0),
         {"": rules.embedding()},

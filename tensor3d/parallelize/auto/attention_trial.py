@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tensor3d.parallelize.auto.op_rules import mask_of_sdpa, name_of, role_of, tensors_in, untouched
+from tensor3d.parallelize.auto.op_rules import Role, mask_of_sdpa, name_of, role_of, tensors_in, untouched
 from tensor3d.parallelize.own_attention import OwnAttention, StandIn, cut_heads
 from tensor3d.parallelize.torch_attention import PackedRows
+from tensor3d.parallelize.trials import columns_of
 
 # Of so many attributes that may count heads, each set is tried.
 _COUNTS = 8
@@ -72,7 +73,7 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
             "module that has memory"
         )
     head_dim = min(call.head_dims, default=1)  # of an MLP each column is one
-    linears = [each for each, part in module.named_children() if role_of(part) == "linear" and each in call.read]
+    linears = [each for each, part in module.named_children() if call.roles[each] == "linear" and each in call.read]
     outputs = [each for each in linears if call.read[each] is not call.x]
     output = outputs[0] if outputs else None
     if not call.head_dims and output is None:
@@ -87,13 +88,13 @@ def _rule(module: nn.Module, call: _Call | None, rows: PackedRows) -> OwnAttenti
         except ValueError as error:  # so many do not divide the columns
             problems.append(error)
             continue
-        heads = set(counts.values())
+        heads, widths = set(counts.values()), rule.widths(counts)
         for shares in _counts(module, heads | {each * head_dim for each in heads}):
             rule = replace(rule, shares=shares)
             try:
-                whole = _of_heads(module, call, rule, _Part())
+                whole = _of_heads(module, call, rule, widths, _Part())
                 for part in _parts(heads):
-                    _check_part(whole, _of_heads(module, call, rule, part), part)
+                    _check_part(whole, _of_heads(module, call, rule, widths, part), part)
             except Exception as error:
                 problems.append(error)
             else:
@@ -175,8 +176,11 @@ def _check_part(whole: _Seen, seen: _Seen, part: _Part) -> None:
             raise _DiffersError("of a part of its heads, or of rows in one line, it makes something else than of all")
 
 
-def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, part: _Part) -> _Seen:
+def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, widths: set[int], part: _Part) -> _Seen:
     """What the module's code makes of some of the heads.
+
+    Args:
+        widths: columns of several heads, as `rule.widths` tells them.
 
     Raises:
         ValueError: what it reads or gives is not what the rule is for, or its own error.
@@ -201,14 +205,13 @@ def _of_heads(module: nn.Module, call: _Call, rule: OwnAttention, part: _Part) -
         found = part.on_face_z(gave) if part.in_line else gave
         return found if gave.dim() == 3 or not part.in_line else found.squeeze(0)
 
-    widths = rule.widths(rule.check_parts(module, type(module).__name__))
     stubs: dict[str, Callable[..., Tensor]] = {}
     for name, child in module.named_children():
         if name == rule.output:
             stubs[name] = partial(put_out, call.gave[name])
-        elif role_of(child) == "linear":
+        elif call.roles[name] == "linear":
             stubs[name] = partial(projected, name)
-        elif role_of(child) == "norm" and name in call.gave and child.get_parameter("weight").numel() in widths:
+        elif call.roles[name] == "norm" and name in call.gave and columns_of(child) in widths:
             stubs[name] = partial(normed, name)  # over all heads: on a cube a norm of it
     args, kwargs = call.with_stand_in(part.of, part.in_line)
     numbers = {each: vars(module)[each] // part.of for each in rule.shares}
@@ -286,11 +289,12 @@ class _RowByRow(TorchFunctionMode):
 
 @dataclass(kw_only=True)
 class _Call:
-    """One call of a module, and what its parts were given and gave."""
+    """One call of a module; of its parts what they are taken for, were given and gave."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     x: Any
+    roles: dict[str, Role | None]
     read: dict[str, Tensor] = field(default_factory=dict)
     gave: dict[str, Tensor] = field(default_factory=dict)
     head_dims: set[int] = field(default_factory=set)
@@ -351,11 +355,12 @@ def _calls(
     """By name of the module; of one that is called more than once nothing."""
     found: dict[str, _Call | None] = {}
     watch, handles = _Watch(), []
+    roles = {name: {own: role_of(part) for own, part in module.named_children()} for name, module in modules.items()}
 
     def called(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward = vars(module).get("forward", module.forward)
         x = next(iter(inspect.signature(forward).bind(*args, **kwargs).arguments.values()), None)
-        watch.stack.append(_Call(args=args, kwargs=dict(kwargs), x=x))
+        watch.stack.append(_Call(args=args, kwargs=dict(kwargs), x=x, roles=roles[name]))
         found[name] = None if name in found else watch.stack[-1]
 
     def returned(module: nn.Module, args: Any, result: Any) -> None:
@@ -363,7 +368,9 @@ def _calls(
 
     def part_returned(name: str, module: nn.Module, args: Any, result: Any) -> None:
         if watch.stack and args and isinstance(result, Tensor):
-            hides = role_of(module) == "linear"  # what is done to keys of 0, as weights may start, is not seen
+            hides = (
+                watch.stack[-1].roles.get(name) == "linear"
+            )  # what is done to keys of 0, as weights may start, is not seen
             gave = result + torch.randn_like(result) if hides else result
             watch.stack[-1].read[name], watch.stack[-1].gave[name] = args[0], gave
 

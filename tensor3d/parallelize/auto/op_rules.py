@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tensor3d.parallelize.trials import embedding_scale, norm_formula
 from tensor3d.sharding.activation_layout import Face
 
 # --- The run of a module on an example: its tensors, and that nothing is left of it -----------------------------------
@@ -365,7 +366,7 @@ def role_of(module: nn.Module) -> Role | None:
     """What a module is taken for as a whole; None for one whose own forward is followed.
 
     A class of one's own that only inherits from torch's is followed, and so is a forward set on the module: they may
-    do anything.
+    do anything. But what proves a norm or a scaled embedding when it is tried on numbers is taken for one.
     """
     if isinstance(module, FOREIGN):
         return "foreign"
@@ -384,7 +385,9 @@ def role_of(module: nn.Module) -> Role | None:
     for role, base, fits in roles:
         if isinstance(module, base) and type(module).forward is base.forward and fits:
             return role
-    return "norm" if type(module).__name__.endswith("RMSNorm") and shapes == {"weight": 1} else None
+    if isinstance(module, nn.Embedding) and plain:
+        return None if embedding_scale(module) is None else "embedding"
+    return None if norm_formula(module) is None else "norm"
 
 
 def is_within(name: str, module: str) -> bool:
@@ -418,6 +421,7 @@ class TracedCall:
     reads: int
     returns: int
     numel: int
+    columns: int = 0  # of what it reads
     from_arguments: bool = False
 
 
@@ -425,6 +429,7 @@ class TracedCall:
 class TraceResult:
     """What one run of a module showed. Layers and modules by name (of a shared one, the first)."""
 
+    roles: dict[str, Role] = field(default_factory=dict)  # of known layers, also of those that never ran
     calls: list[TracedCall] = field(default_factory=list)
     equal: list[tuple[int, int, str]] = field(default_factory=list)  # two faces, and where they meet
     pinned: list[tuple[int, Face, str]] = field(default_factory=list)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from tensor3d.parallelize.auto.attention_trial import TriedAttention, try_attention
-from tensor3d.parallelize.auto.op_rules import TraceResult, is_within, role_of
+from tensor3d.parallelize.auto.op_rules import TraceResult, is_within
 from tensor3d.parallelize.auto.proposal import PlanLine, Proposal, fold
 from tensor3d.parallelize.auto.solver import LayerRuleChoice, LayerRuleChoices
 from tensor3d.parallelize.auto.tracer import read
@@ -139,20 +139,20 @@ class UnresolvedItems:
 
     def _parameters(self) -> None:
         """Layers that never ran, and parameters of modules with own code that are no vectors along the columns."""
-        taken = [name for name, module in self.modules.items() if role_of(module) is not None]
+        taken = [name for name in self.modules if name in self.reading.roles]
         taken += self._replicated()
         taken += [name for name in (*self.reading.attending, *self.replaced) if name]
         planned = {
             id(parameter)
             for name in self.layers
-            for parameter in self.modules[name].parameters(recurse=role_of(self.modules[name]) is not None)
+            for parameter in self.modules[name].parameters(recurse=name in self.reading.roles)
         }
         for name, module in self.modules.items():
             loose = [each for each, p in module.named_parameters(recurse=False) if id(p) not in planned]
             around = name in self.replaced or name in self.layers or any(is_within(name, each) for each in taken)
             if not loose or around or name in self.choices.roles:
                 continue
-            if role_of(module) is not None:
+            if name in self.reading.roles:
                 self._say(name, f"was not called on the example. {advice(module)}")
             else:
                 self._say(name, f"has parameters of its own ({', '.join(loose)}). {advice(module)}")
@@ -162,7 +162,7 @@ class UnresolvedItems:
         around = [*self._replicated(), *self.reading.attending, *self.replaced]
         for name, module in self.modules.items():
             outside = not any(each and is_within(name, each) for each in around)
-            if outside and role_of(module) is None and mixes(module) and name not in self.reading.ran:
+            if outside and name not in self.reading.roles and mixes(module) and name not in self.reading.ran:
                 self._say(
                     name, "was not called on the example, and mixes rows or columns: rules.keep() if it never sees any"
                 )

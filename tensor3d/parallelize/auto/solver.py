@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from tensor3d.parallelize import rules
 from tensor3d.parallelize.auto.attention_trial import TriedAttention
@@ -15,6 +15,7 @@ from tensor3d.parallelize.own_attention import OwnAttention
 from tensor3d.parallelize.parallel_rule import ParallelRule
 from tensor3d.parallelize.torch_attention import PackedRows
 from tensor3d.parallelize.torch_layer_rules import has_forward, mixes
+from tensor3d.parallelize.trials import columns_of
 from tensor3d.sharding.activation_layout import Face, other
 from tensor3d.sharding.param_layout import vector
 
@@ -197,7 +198,7 @@ class LayerRuleChoices:
         self.modules = dict(module.named_modules())
         self.roles: dict[str, Role] = {call.layer: call.role for call in reading.calls}
         self.keys: dict[str, Key] = {
-            name: id(self.modules[name].get_parameter("weight"))
+            name: id(next(self.modules[name].parameters(), self.modules[name]))
             for name, role in self.roles.items()
             if role in ("linear", "norm", "embedding")
         }
@@ -224,9 +225,10 @@ class LayerRuleChoices:
             own = [each for each, _ in module.named_parameters(recurse=False)]
             met = {each: {faces.face(n) for n in self.reading.vectors.get((name, each), ())} for each in own}
             alike = bool(own) and has_forward(module) and all(len(each) == 1 for each in met.values())
-            if role_of(module) is None and alike:
+            known = name in self.reading.roles
+            if not known and alike:
                 yield name, _wrapped(name, module, {each: min(found) for each, found in met.items()})
-            elif role_of(module) is None and mixes(module) and self._works_on_whole(name):
+            elif not known and mixes(module) and self._works_on_whole(name):
                 yield name, LayerRuleChoice(spelled="keep()", kind=rules.keep(), why="what it is given is not cut")
 
     def gated(self) -> list[str]:
@@ -236,10 +238,7 @@ class LayerRuleChoices:
         return [
             name
             for name in self.reading.notes
-            if name not in inside
-            and role_of(self.modules[name]) is None
-            and self.is_small(name)
-            and self.objections(name)
+            if name not in inside and name not in self.reading.roles and self.is_small(name) and self.objections(name)
         ]
 
     def is_small(self, name: str) -> bool:
@@ -299,7 +298,10 @@ class LayerRuleChoices:
         return [name for name, each in self.roles.items() if each == role]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.modules[name].get_parameter("weight").shape)
+        weight = getattr(self.modules[name], "weight", None)
+        if isinstance(weight, Tensor):
+            return tuple(weight.shape)
+        return (next(call.columns for call in self.reading.calls if call.layer == name),)  # a norm without one
 
     def _is_tied(self, name: str, others: list[str]) -> bool:
         return self.keys[name] in {self.keys[each] for each in others}
@@ -327,9 +329,15 @@ class LayerRuleChoices:
             return self._attention(name)
         if role == "norm":
             face = self.solution.face_read(self.keys[name])
-            why = f"its input lies on face {face}"
-            sizes = (DivisibilityRequirement(layer=name, what="its width", number=self._shape(name)[0], axis=face),)
-            return LayerRuleChoice(spelled=f'norm("{face}")', kind=rules.norm(face), why=why, divisions=sizes)
+            why, (width,) = f"its input lies on face {face}", self._shape(name)
+            sizes = (DivisibilityRequirement(layer=name, what="its width", number=width, axis=face),)
+            said = columns_of(self.modules[name]) is not None
+            return LayerRuleChoice(
+                spelled=f'norm("{face}")' if said else f'norm("{face}", columns={width})',
+                kind=rules.norm(face) if said else rules.norm(face, columns=width),
+                why=why,
+                divisions=sizes,
+            )
         return self._linear(name) if role == "linear" else None
 
     def _linear(self, name: str) -> LayerRuleChoice:

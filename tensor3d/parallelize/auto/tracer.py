@@ -160,7 +160,7 @@ class OpTracer(TorchFunctionMode):
         dims: how many each of the parameters has.
         mixed: of these, those whose columns were mixed on the way, or met what is no part of them: by what, in words.
         kept: tensors that the modules keep beside them, and what is computed from them: (owner, "buffer NAME").
-        with_code, layers, with_weights: names of modules with a forward, of known layers, of those with matrices.
+        with_code, with_weights: names of modules with a forward, and of those with matrices.
     """
 
     def __init__(self, modules: list[tuple[str, nn.Module]]) -> None:
@@ -181,7 +181,7 @@ class OpTracer(TorchFunctionMode):
         self.dims = {found: parameter.dim() for parameter, found in self.parameters.items()}
         self.mixed = WeakTensorKeyDictionary()
         self.with_code = {name for name, part in modules if has_forward(part)}
-        self.layers = {name for name, part in modules if role_of(part) is not None}
+        self.seen.roles = {name: role for name, part in modules if (role := role_of(part)) is not None}
         self.kept = WeakTensorKeyDictionary()
         for owner, part in modules:
             for name, value in (*part.named_buffers(recurse=False), *vars(part).items()):
@@ -207,7 +207,7 @@ class OpTracer(TorchFunctionMode):
         if args[0] in self.flows:
             since = self.flows[args[0]].since
             return measured(name, args[0], dim, result, since, weakref.WeakMethod(self.computed_with))
-        if args[0] in self.parameters and args[0].dim() == 1 and self.parameters[args[0]][0] not in self.layers:
+        if args[0] in self.parameters and args[0].dim() == 1 and self.parameters[args[0]][0] not in self.seen.roles:
             told: weakref.WeakMethod[Told] = weakref.WeakMethod(self.computed_with_parameter)
             return measured(name, args[0], dim, result, frozenset(), told)
         return result
@@ -382,7 +382,7 @@ class OpTracer(TorchFunctionMode):
                 at=owner,
             )
             return
-        if owner in self.layers or (owner in self.with_code and owner not in self.stack):
+        if owner in self.seen.roles or (owner in self.with_code and owner not in self.stack):
             self.note(
                 f"has a {parameter} that an activation meets outside of its forward ({name}), where it is no plain "
                 "tensor: take it by tensor3d.local_param with its layout, or make a parameter for the activation",
@@ -520,7 +520,7 @@ class _Reader(OpTracer):
     def _called(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.layer is None:
             self.seen.ran.add(name)
-            if role_of(module) is None:
+            if name not in self.seen.roles:
                 self.stack.append(name)
             else:
                 self.layer, self.layer_name = module, name
@@ -529,7 +529,7 @@ class _Reader(OpTracer):
         if self.layer is None:
             self.stack.pop()
         elif self.layer is module:
-            role = role_of(module)
+            role = self.seen.roles.get(name)
             tensors = [tensor for _, tensor in tensors_in((args, kwargs))]
             output = next((tensor for _, tensor in tensors_in(result)), None)
             if role is not None and tensors and output is not None:
@@ -570,7 +570,10 @@ class _Reader(OpTracer):
         self.enter_face(into, name)
         out = replace(self.fresh(), since=frozenset({name})) if role == "linear" else TensorTrace(face=into.face)
         self.flows[output] = out
-        self.seen.calls.append(TracedCall(layer=name, role=role, reads=into.face, returns=out.face, numel=x.numel()))
+        call = TracedCall(
+            layer=name, role=role, reads=into.face, returns=out.face, numel=x.numel(), columns=x.shape[-1]
+        )
+        self.seen.calls.append(call)
 
     def _foreign(self, name: str, x: Tensor, output: Tensor, into: TensorTrace) -> None:
         """A module of no kind, fed with arguments, is replicated with all that follows up to the first layer."""
