@@ -361,8 +361,9 @@ def embedding(
     make = makers[2 * (padding is not None) + (scale is not None)]
     with cube.skip_init():
         layer = make(rows, hidden, cube, *(each for each in (scale, padding) if each is not None))
+    saved = module.state_dict()
     for each, buffer in module.named_buffers():
-        layer.register_buffer(each, workshop.buffer(buffer), persistent=each not in module._non_persistent_buffers_set)
+        layer.register_buffer(each, workshop.buffer(buffer), persistent=each in saved)
     return filled(layer, module, workshop, layout)
 
 

@@ -368,9 +368,8 @@ def _calls(
 
     def part_returned(name: str, module: nn.Module, args: Any, result: Any) -> None:
         if watch.stack and args and isinstance(result, Tensor):
-            hides = (
-                watch.stack[-1].roles.get(name) == "linear"
-            )  # what is done to keys of 0, as weights may start, is not seen
+            # What is done to keys of 0, as weights may start, is not seen.
+            hides = watch.stack[-1].roles.get(name) == "linear"
             gave = result + torch.randn_like(result) if hides else result
             watch.stack[-1].read[name], watch.stack[-1].gave[name] = args[0], gave
 
